@@ -1,0 +1,1 @@
+"""The operator ports: metrics, health, and the admin API."""

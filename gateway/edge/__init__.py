@@ -1,0 +1,1 @@
+"""Servers of the client protocols: bytes to Call, Reply to bytes."""

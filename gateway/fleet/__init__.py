@@ -1,0 +1,1 @@
+"""Replicas behind the gateway: where they are, how they are, and the transport to them."""

@@ -1,0 +1,1 @@
+"""Services around services; each file is one layer of the stack."""

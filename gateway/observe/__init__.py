@@ -1,0 +1,1 @@
+"""Metrics and events: every name, unit and label set."""

@@ -1,0 +1,1 @@
+"""Policies: schema, strict loading, and what is written where."""

@@ -1,0 +1,1 @@
+"""Prediction records: one per call, written off the request path."""

@@ -1,0 +1,1 @@
+"""Time, chance, timers, tasks and worker pools: everything that a simulation replaces."""
