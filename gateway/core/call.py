@@ -1,0 +1,185 @@
+"""Call: one client request with an absolute deadline, and the trail of notes that it leaves on its way down.
+
+A call is made by the edge from headers alone; its body may still be on the way. Everything that a layer decides about
+it is written on its `Trail`: the prediction record, the metrics, the response headers and `x-sluice-explain` are all
+made from the trail afterwards, so no layer logs or measures on the request path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from gateway.core.errors import Reason
+from gateway.core.outcome import Outcome
+
+Metadata = tuple[tuple[str, str], ...]
+"""Header names (lower case) and values that go on to the replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who calls: decided by the gate from credentials, never from a free header. `models` None means every model."""
+
+    tenant: str
+    models: frozenset[str] | None = None
+    may_explain: bool = False
+
+    def may_call(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
+
+ANONYMOUS = Identity("anonymous")
+
+
+class Attempt:
+    """One send of a call to one replica. Times are monotonic seconds; `ended_s` is 0.0 and `outcome` None while it is
+    out.
+    """
+
+    __slots__ = ("ended_s", "kind", "outcome", "replica", "started_s", "text")
+
+    def __init__(self, replica: str, started_s: float, kind: str = "primary") -> None:
+        self.replica = replica
+        self.kind = kind
+        self.started_s = started_s
+        self.ended_s = 0.0
+        self.outcome: Outcome | None = None
+        self.text = ""
+        """The peer's words where it failed, for the operator; callers see `core.faults.public_text` of it."""
+
+
+class Trail:
+    """What happened to a call, written as it happens. A time stamp of 0.0 means: not reached. Times are monotonic
+    seconds.
+    """
+
+    __slots__ = (
+        "admitted_s",
+        "answered_s",
+        "artifact_hash",
+        "attempts",
+        "closed_s",
+        "in_flight_at_admit",
+        "limit_at_admit",
+        "policy_revision",
+        "pool",
+        "queued_ahead",
+        "queued_s",
+        "reason",
+        "received_s",
+        "replicas_ready",
+        "routed_by",
+        "routed_s",
+        "rung",
+        "version_routed",
+        "version_served",
+    )
+
+    def __init__(self) -> None:
+        self.received_s = 0.0
+        """The body was complete and decoded."""
+        self.routed_s = 0.0
+        self.queued_s = 0.0
+        """The call began to wait for a slot; 0.0 if it never had to."""
+        self.admitted_s = 0.0
+        self.answered_s = 0.0
+        self.closed_s = 0.0
+        self.policy_revision = ""
+        self.pool = ""
+        self.version_routed = ""
+        self.version_served = ""
+        """As the answering replica returned it."""
+        self.artifact_hash = ""
+        self.routed_by = ""
+        """Why this version: `asked`, `split` or `newest`."""
+        self.rung = ""
+        self.replicas_ready = 0
+        self.queued_ahead = 0
+        self.in_flight_at_admit = 0
+        self.limit_at_admit = 0
+        self.attempts: list[Attempt] = []
+        self.reason: Reason | None = None
+
+
+Receive = Callable[[], Awaitable[None]]
+
+
+class Call:
+    """One client request.
+
+    `message` is the serialized `inference.ModelInferRequest`; model name and version in it may be missing or other
+    than `model` and `version`, which are authoritative (the transport writes them last, and the last one wins). It is
+    None until the body has arrived; `receive` waits for that, decodes, and fills in `message` (and `model`, `version`
+    where the protocol carries them in the body). `receive` raises `GatewayError`.
+    """
+
+    __slots__ = (
+        "abandoned",
+        "api_key",
+        "arrived_s",
+        "arrived_wall_s",
+        "body_bytes",
+        "body_id",
+        "deadline_s",
+        "explain",
+        "identity",
+        "message",
+        "metadata",
+        "model",
+        "receive",
+        "request_id",
+        "timeout_s",
+        "trail",
+        "version",
+    )
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        model: str,
+        version: str,
+        arrived_s: float,
+        arrived_wall_s: float,
+        message: bytes | None = None,
+        receive: Receive | None = None,
+        body_bytes: int | None = None,
+        api_key: str | None = None,
+        metadata: Metadata = (),
+        timeout_s: float | None = None,
+        explain: bool = False,
+    ) -> None:
+        self.request_id = request_id
+        self.model = model
+        self.version = version
+        """As the caller named it; "" leaves the choice to the policy."""
+        self.arrived_s = arrived_s
+        """When the first byte of the call's headers was seen: the deadline counts from here."""
+        self.arrived_wall_s = arrived_wall_s
+        """The same instant in seconds since the epoch, for records only."""
+        self.message = message
+        self.receive = receive
+        self.body_bytes = body_bytes
+        """The declared size of the body, None if the caller did not say."""
+        self.body_id = ""
+        """The protocol's own request id out of the body (not `x-request-id`: neither fills the other)."""
+        self.api_key = api_key
+        self.metadata = metadata
+        self.timeout_s = timeout_s
+        """What the caller asked for, None for the policy's default."""
+        self.explain = explain
+        self.identity = ANONYMOUS
+        self.deadline_s = float("inf")
+        """Absolute, monotonic; set by the deadline layer."""
+        self.abandoned = False
+        """The edge sets this before it cancels the call's task because the caller left."""
+        self.trail = Trail()
+
+    @property
+    def trace_id(self) -> str:
+        """The 32 hex digits of `traceparent`, or "" if the caller sent none."""
+        for name, value in self.metadata:
+            if name == "traceparent":
+                return value[3:35] if len(value) >= 35 else ""
+        return ""

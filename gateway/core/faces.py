@@ -1,0 +1,153 @@
+"""The faces through which rooms meet without importing one another. The simulation stands behind each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gateway.core.call import Identity, Metadata
+from gateway.core.snapshot import FleetSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One line of Triton's repository index. A model that was never loaded has no version and no state."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where one replica listens: `host:port` of its gRPC, HTTP and metrics ports. `metrics` may be "" (not scraped)."""
+
+    grpc: str
+    http: str
+    metrics: str = ""
+
+
+class ReplicaClient(Protocol):
+    """A connection to one replica. Every method raises `core.faults.UpstreamFault`, and can be cancelled at any time.
+
+    Cancelling `infer` cancels the request on the replica. A `timeout_s` is relative, in seconds; when it passes the
+    fault's code is DEADLINE_EXCEEDED with `from_peer` False.
+    """
+
+    async def server_live(self, timeout_s: float) -> bool: ...
+
+    async def server_ready(self, timeout_s: float) -> bool: ...
+
+    async def server_metadata(self, timeout_s: float) -> bytes:
+        """The serialized `ServerMetadataResponse`."""
+        ...
+
+    async def repository_index(self, timeout_s: float) -> tuple[IndexEntry, ...]: ...
+
+    async def model_ready(self, model: str, version: str, timeout_s: float) -> bool: ...
+
+    async def model_metadata(self, model: str, version: str, timeout_s: float) -> bytes:
+        """The serialized `ModelMetadataResponse`."""
+        ...
+
+    async def model_config(self, model: str, version: str, timeout_s: float) -> ModelConfigBytes: ...
+
+    async def infer(self, message: bytes, metadata: Metadata, timeout_s: float) -> bytes:
+        """One ModelInfer: serialized request in, serialized `ModelInferResponse` out."""
+        ...
+
+    async def scrape(self, timeout_s: float) -> str:
+        """The text of the metrics page."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfigBytes:
+    """A model's effective configuration in both spellings, so that neither has to be made from the other."""
+
+    proto: bytes
+    """Serialized `ModelConfigResponse`."""
+    json: bytes
+    """The body of Triton's HTTP `/config`."""
+
+
+class Connector(Protocol):
+    """Makes clients. Does no I/O itself: the first call connects."""
+
+    def connect(self, endpoints: Endpoints) -> ReplicaClient: ...
+
+
+class Resolver(Protocol):
+    """Names to addresses. Raises OSError if the name cannot be resolved; an empty answer is possible too."""
+
+    async def resolve(self, host: str) -> tuple[str, ...]: ...
+
+
+class Files(Protocol):
+    """Reading small configuration files that may change under us. Raises OSError."""
+
+    async def read(self, path: str) -> bytes: ...
+
+
+class Authenticator(Protocol):
+    """Who a key belongs to. Pure lookup: no I/O, never blocks."""
+
+    def identify(self, api_key: str | None) -> Identity:
+        """Raises `GatewayError` (UNAUTHENTICATED) if there must be a key and this is none."""
+        ...
+
+
+class SnapshotSource(Protocol):
+    """Where the current picture of the fleet comes from."""
+
+    @property
+    def snapshot(self) -> FleetSnapshot: ...
+
+    def subscribe(self, listener: Callable[[FleetSnapshot], None]) -> None:
+        """Have `listener` called, synchronously and at once, with every new snapshot."""
+        ...
+
+    def hint(self, replica: str, model: str, version: str) -> None:
+        """An attempt showed that this model on this replica (or the whole replica, if `model` is "") may have
+        changed: ask it soon.
+        """
+        ...
+
+    def note_answer(self, replica: str, model: str, version: str, now_s: float) -> None:
+        """An attempt got a good answer. Cheap; the first one is recorded as a start phase."""
+        ...
+
+
+class Catalogue(Protocol):
+    """What the edge answers itself: health, metadata, configuration, as if the fleet were one server.
+
+    Methods raise `GatewayError` (UNKNOWN_MODEL, UNKNOWN_VERSION, NO_REPLICA).
+    """
+
+    def server_live(self) -> bool: ...
+
+    def server_ready(self) -> bool:
+        """The gateway can serve: it is not draining, and every pool that a policy names has a live replica with a
+        ready model.
+        """
+        ...
+
+    def model_ready(self, model: str, version: str) -> bool:
+        """At least one replica serves it now."""
+        ...
+
+    def server_metadata(self) -> bytes: ...
+
+    def model_metadata(self, model: str, version: str) -> bytes: ...
+
+    def model_config(self, model: str, version: str) -> ModelConfigBytes: ...
+
+
+class View(Protocol):
+    """Something that can show its state to an operator."""
+
+    def statistics(self, now_s: float) -> Mapping[str, Any]: ...

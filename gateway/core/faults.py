@@ -1,0 +1,117 @@
+"""What an upstream error means: one table from (code, Triton's text) to (outcome, reason, code for the caller).
+
+Triton's codes alone are not enough: UNAVAILABLE means four different things, told apart only by English prose that
+carries no promise of stability. The prose stands in this table and nowhere else, and the integration tests provoke
+each row on the pinned server.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gateway.core.codes import Code
+from gateway.core.errors import GatewayError, Reason
+from gateway.core.outcome import Outcome
+
+
+class UpstreamFault(Exception):
+    """A replica did not answer a call with an answer.
+
+    `code` and `text` are what the peer said, or the transport on its behalf (`from_peer` False: nothing that the
+    replica wrote). `sent` False means that not a byte of the request left: it certainly did not run.
+    """
+
+    def __init__(self, code: Code, text: str, *, from_peer: bool, sent: bool = True) -> None:
+        super().__init__(f"{code.name}: {text}")
+        self.code = code
+        self.text = text
+        self.from_peer = from_peer
+        self.sent = sent
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: for `code` (any if None), a text that contains `text` (any if empty)."""
+
+    code: Code | None
+    text: str
+    outcome: Outcome
+    reason: Reason
+    as_code: Code | None = None
+    """The code for the caller; None keeps the peer's own."""
+
+
+_C, _O, _R = Code, Outcome, Reason
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        _C.UNAVAILABLE,
+        "Exceeds maximum queue size",
+        _O.OVERLOAD,
+        _R.UPSTREAM_QUEUE_FULL,
+        _C.RESOURCE_EXHAUSTED,
+    ),
+    Row(
+        _C.UNAVAILABLE,
+        "Request timeout expired",
+        _O.OVERLOAD,
+        _R.UPSTREAM_QUEUE_TIMEOUT,
+        _C.DEADLINE_EXCEEDED,
+    ),
+    Row(_C.UNAVAILABLE, "is not at ready state", _O.NOT_LOADED, _R.UPSTREAM_NOT_LOADED),
+    Row(_C.UNAVAILABLE, "is not ready", _O.NOT_LOADED, _R.UPSTREAM_NOT_LOADED),
+    Row(_C.UNAVAILABLE, "protocol is restricted", _O.REFUSED, _R.UPSTREAM_REFUSED, _C.INTERNAL),
+    Row(_C.NOT_FOUND, "Request for unknown model", _O.NOT_LOADED, _R.UPSTREAM_NOT_LOADED, _C.UNAVAILABLE),
+    Row(_C.UNAVAILABLE, "Request for unknown model", _O.NOT_LOADED, _R.UPSTREAM_NOT_LOADED, _C.UNAVAILABLE),
+    Row(_C.NOT_FOUND, "", _O.CALLER_FAULT, _R.UPSTREAM_INVALID),
+    Row(_C.INVALID_ARGUMENT, "", _O.CALLER_FAULT, _R.UPSTREAM_INVALID),
+    Row(_C.UNIMPLEMENTED, "", _O.CALLER_FAULT, _R.UPSTREAM_INVALID),
+    Row(_C.ALREADY_EXISTS, "", _O.CALLER_FAULT, _R.UPSTREAM_INVALID),
+    Row(_C.OUT_OF_RANGE, "", _O.CALLER_FAULT, _R.UPSTREAM_INVALID),
+    Row(_C.FAILED_PRECONDITION, "", _O.CALLER_FAULT, _R.UPSTREAM_INVALID),
+    Row(_C.DEADLINE_EXCEEDED, "", _O.EXPIRED, _R.DEADLINE),
+    Row(_C.RESOURCE_EXHAUSTED, "", _O.OVERLOAD, _R.UPSTREAM_QUEUE_FULL),
+    Row(_C.PERMISSION_DENIED, "", _O.REFUSED, _R.UPSTREAM_REFUSED, _C.INTERNAL),
+    Row(_C.UNAUTHENTICATED, "", _O.REFUSED, _R.UPSTREAM_REFUSED, _C.INTERNAL),
+    Row(None, "", _O.BROKEN, _R.UPSTREAM_BROKEN),
+)
+"""First match wins. Rows for texts come before the bare code; the last row catches what is left (INTERNAL, UNKNOWN,
+CANCELLED, …).
+"""
+
+_TRANSPORT = Row(None, "", Outcome.TRANSPORT, Reason.UPSTREAM_LOST, Code.UNAVAILABLE)
+_EXPIRED = Row(None, "", Outcome.EXPIRED, Reason.DEADLINE)
+
+_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|\b\d{1,3}(?:\.\d{1,3}){3}|\b[\w.-]+(?=:\d{2,5}\b))(?::\d{1,5})?")
+_PATH = re.compile(r"(?<![\w/])/(?:[\w.@+-]+/)+[\w.@+-]*")
+_TEXT_MAX = 1024
+
+
+def classify(fault: UpstreamFault) -> Row:
+    """The row for `fault`. Never raises."""
+    if not fault.from_peer:
+        return _EXPIRED if fault.code is Code.DEADLINE_EXCEEDED else _TRANSPORT
+    for row in ROWS:
+        if (row.code is None or row.code is fault.code) and row.text in fault.text:
+            return row
+    raise AssertionError("the last row of ROWS matches everything")
+
+
+def public_text(text: str) -> str:
+    """Triton's error text as a caller may see it: up to the first line break, without addresses and file paths, at
+    most 1024 characters.
+    """
+    line = text.splitlines()[0] if text.splitlines() else ""
+    line = _PATH.sub("(path)", _ADDRESS.sub("(address)", line))
+    return line[:_TEXT_MAX]
+
+
+def to_error(fault: UpstreamFault, row: Row) -> GatewayError:
+    """What the caller gets for an attempt that ended in `row`."""
+    code = fault.code if row.as_code is None else row.as_code
+    if row.outcome is Outcome.TRANSPORT:
+        return GatewayError(row.reason, "the connection to the model server broke before it answered", code)
+    if row.outcome is Outcome.REFUSED:
+        return GatewayError(row.reason, "the model server refused the gateway; its operator must look", code)
+    return GatewayError(row.reason, public_text(fault.text) or code.name, code)

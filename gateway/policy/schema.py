@@ -1,0 +1,366 @@
+"""The schema of the policies: every key, its unit, its range, its default and its meaning, in one place.
+
+Two kinds of file: one `fleet.yaml`, and one file per model under `models/`. The loader (`load.py`) decodes them strictly into these structs, and
+`docs/policies.md` is rendered from them, so a key exists exactly if it stands here. Keys of the design that need layers which do not
+exist yet stand in `later.py` and are refused by name.
+
+All structs are frozen: a policy never changes, it is replaced.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+MODEL_NAME = r"^[^\x00-\x1f\x7f]{1,255}$"
+VERSION = r"^[1-9][0-9]{0,18}$"
+POOL_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+HOST_PORT = r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
+
+ModelName = Annotated[str, Meta(pattern=MODEL_NAME)]
+Version = Annotated[str, Meta(pattern=VERSION)]
+PoolName = Annotated[str, Meta(pattern=POOL_NAME)]
+HostPort = Annotated[str, Meta(pattern=HOST_PORT)]
+PortNumber = Annotated[int, Meta(ge=1, le=65535)]
+KIB = 1024
+MIB = 1024 * 1024
+
+
+class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all structs of a policy share."""
+
+
+# --- fleet.yaml ---------------------------------------------------------------------------------------------------------
+
+
+class StaticReplica(Strict):
+    grpc: Annotated[HostPort, Meta(description="Address of Triton's gRPC port, `host:port`.")]
+    http: Annotated[HostPort, Meta(description="Address of Triton's HTTP port, `host:port`.")]
+    metrics: Annotated[HostPort | Literal[""], Meta(description="Address of the metrics port; empty: not scraped.")] = (
+        ""
+    )
+
+
+class DnsReplicas(Strict):
+    host: Annotated[str, Meta(min_length=1, max_length=253, description="A name whose every address is one replica.")]
+    grpc_port: Annotated[PortNumber, Meta(description="gRPC port of each address.")] = 8001
+    http_port: Annotated[PortNumber, Meta(description="HTTP port of each address.")] = 8000
+    metrics_port: Annotated[int, Meta(ge=0, le=65535, description="Metrics port of each address; 0: not scraped.")] = (
+        8002
+    )
+    refresh_s: Annotated[
+        float, Meta(ge=0.2, le=3600, description="Seconds between look-ups; a change is taken up within this time.")
+    ] = 5.0
+
+
+class FileReplicas(Strict):
+    path: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="A YAML or JSON file with a list of replicas (keys as under `static`), relative to fleet.yaml.",
+        ),
+    ]
+    refresh_s: Annotated[float, Meta(ge=0.2, le=3600, description="Seconds between looks at the file.")] = 1.0
+
+
+class Replicas(Strict):
+    """Where a pool's replicas are: exactly one of the three."""
+
+    static: Annotated[tuple[StaticReplica, ...] | None, Meta(description="Fixed addresses.")] = None
+    dns: Annotated[DnsReplicas | None, Meta(description="The addresses of a DNS name, looked up again and again.")] = (
+        None
+    )
+    file: Annotated[FileReplicas | None, Meta(description="The entries of a watched file.")] = None
+
+
+class Health(Strict):
+    interval_ms: Annotated[int, Meta(ge=50, le=60_000, description="Milliseconds between two probes of a replica.")] = (
+        1000
+    )
+    timeout_ms: Annotated[int, Meta(ge=10, le=60_000, description="A probe not answered in this time has failed.")] = (
+        1000
+    )
+    recheck_ms: Annotated[
+        int, Meta(ge=10, le=60_000, description="After a failed probe the next comes this soon, in milliseconds.")
+    ] = 250
+    failures_to_down: Annotated[
+        int, Meta(ge=1, le=20, description="Failed liveness probes in a row that make a replica down.")
+    ] = 2
+    failures_to_unready: Annotated[
+        int, Meta(ge=1, le=20, description="Readiness probes in a row that take a model version off a live replica.")
+    ] = 2
+
+
+class Scrape(Strict):
+    interval_ms: Annotated[
+        int, Meta(ge=100, le=600_000, description="Milliseconds between two reads of a replica's metrics.")
+    ] = 2000
+    timeout_ms: Annotated[int, Meta(ge=10, le=60_000, description="A read not finished in this time is given up.")] = (
+        1000
+    )
+    page_bytes_max: Annotated[int, Meta(ge=4096, le=256 * MIB, description="A larger metrics page is not read.")] = (
+        8 * MIB
+    )
+
+
+class Pool(Strict):
+    replicas: Annotated[Replicas, Meta(description="Where the replicas are.")]
+    replicas_max: Annotated[
+        int, Meta(ge=1, le=1024, description="Addresses beyond this number are not used, with an alarm.")
+    ] = 64
+    health: Annotated[Health, Meta(description="Probing of liveness and readiness.")] = Health()
+    scrape: Annotated[Scrape, Meta(description="Reading of Triton's metrics.")] = Scrape()
+    message_bytes_max: Annotated[
+        int, Meta(ge=KIB, le=2**31 - 1, description="Largest message to or from a replica, bytes.")
+    ] = 64 * MIB
+
+
+class IdentityPolicy(Strict):
+    mode: Annotated[
+        Literal["none", "api_key"],
+        Meta(
+            description="`none`: every caller is the tenant `anonymous`. `api_key`: a key from `keys_file` is required."
+        ),
+    ] = "none"
+    keys_file: Annotated[
+        str, Meta(description="File of key hashes, relative to fleet.yaml, looked at again every `refresh_s`.")
+    ] = ""
+    refresh_s: Annotated[float, Meta(ge=0.2, le=3600, description="Seconds between looks at `keys_file`.")] = 5.0
+
+
+class HttpLimits(Strict):
+    connections_max: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Open client connections; more are closed at once.")
+    ] = 20_000
+    header_bytes_max: Annotated[int, Meta(ge=KIB, le=MIB, description="Request line and headers together, bytes.")] = (
+        32 * KIB
+    )
+    header_count_max: Annotated[int, Meta(ge=1, le=10_000, description="Number of headers.")] = 128
+    header_timeout_ms: Annotated[
+        int, Meta(ge=100, le=600_000, description="From a request's first byte to its last header.")
+    ] = 10_000
+    body_idle_timeout_ms: Annotated[int, Meta(ge=100, le=600_000, description="Longest pause inside a body.")] = 10_000
+    keepalive_idle_ms: Annotated[
+        int, Meta(ge=100, le=86_400_000, description="An idle connection is closed after this.")
+    ] = 75_000
+    write_timeout_ms: Annotated[
+        int, Meta(ge=100, le=600_000, description="A client that takes nothing of its answer for this long is cut off.")
+    ] = 30_000
+    drain_bytes_max: Annotated[
+        int,
+        Meta(ge=0, le=64 * MIB, description="After an early refusal, at most this much of a body is read and dropped."),
+    ] = 64 * KIB
+    pipeline_max: Annotated[
+        int, Meta(ge=1, le=1000, description="Requests of one connection that may wait for answers.")
+    ] = 16
+
+
+class GrpcLimits(Strict):
+    message_bytes_max: Annotated[
+        int, Meta(ge=KIB, le=2**31 - 1, description="Largest message from or to a client, bytes.")
+    ] = 64 * MIB
+    streams_max: Annotated[int, Meta(ge=1, le=1_000_000, description="Calls in flight over all gRPC connections.")] = (
+        10_000
+    )
+
+
+class Drain(Strict):
+    announce_s: Annotated[
+        float,
+        Meta(ge=0, le=600, description="After SIGTERM: not ready, but still serving, for this long (balancers look)."),
+    ] = 5.0
+    finish_s: Annotated[float, Meta(ge=0, le=3600, description="Then calls in flight get this long to finish.")] = 30.0
+
+
+class Listeners(Strict):
+    http: Annotated[HostPort, Meta(description="KServe v2 over HTTP.")] = "0.0.0.0:8000"
+    grpc: Annotated[HostPort, Meta(description="KServe v2 over gRPC.")] = "0.0.0.0:8001"
+    metrics: Annotated[HostPort, Meta(description="`/metrics`, `/healthz`, `/readyz`; no addresses, no tenants.")] = (
+        "0.0.0.0:8002"
+    )
+    admin: Annotated[HostPort, Meta(description="Admin API; a token is always required.")] = "127.0.0.1:8003"
+
+
+class GatewayPolicy(Strict):
+    listen: Annotated[Listeners, Meta(description="Addresses of the four ports.")] = Listeners()
+    state_dir: Annotated[
+        str, Meta(min_length=1, description="Directory for the admin token, relative to fleet.yaml; made if missing.")
+    ] = "../.run/state"
+    body_memory_bytes: Annotated[
+        int, Meta(ge=MIB, description="Request bodies held at one time, over all calls; beyond it 503 `body_memory`.")
+    ] = 512 * MIB
+    forward_headers: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Client headers that go on to Triton: names, prefixes ending in `*`, or `*` for all but hop-by-hop, "
+            "content and credential headers."
+        ),
+    ] = ("*",)
+    http: Annotated[HttpLimits, Meta(description="Limits of the HTTP port.")] = HttpLimits()
+    grpc: Annotated[GrpcLimits, Meta(description="Limits of the gRPC port.")] = GrpcLimits()
+    drain: Annotated[Drain, Meta(description="Orderly shutdown.")] = Drain()
+
+
+class RecordsPolicy(Strict):
+    dir: Annotated[str, Meta(min_length=1, description="Directory of the record files, relative to fleet.yaml.")] = (
+        "../.run/records"
+    )
+    file_bytes_max: Annotated[
+        int, Meta(ge=64 * KIB, description="A file is closed and a new one begun at this size.")
+    ] = 64 * MIB
+    files_max: Annotated[int, Meta(ge=1, le=100_000, description="Older files beyond this number are deleted.")] = 16
+    queue_records_max: Annotated[
+        int,
+        Meta(
+            ge=1, le=10_000_000, description="Records waiting to be written; beyond it they are dropped, and counted."
+        ),
+    ] = 20_000
+    queue_bytes_max: Annotated[
+        int, Meta(ge=64 * KIB, description="Bytes of bodies held by waiting records; same at the bound.")
+    ] = 64 * MIB
+    flush_interval_ms: Annotated[
+        int, Meta(ge=1, le=60_000, description="Finished records reach the operating system within this time.")
+    ] = 50
+    fsync_interval_ms: Annotated[
+        int, Meta(ge=0, le=600_000, description="And the disk within this; 0: never forced.")
+    ] = 1000
+
+
+class FleetPolicy(Strict):
+    """`fleet.yaml`: the pools, who may call, the gateway's own ports and bounds."""
+
+    pools: Annotated[dict[PoolName, Pool], Meta(min_length=1, description="Sets of equal replicas, by name.")]
+    identity: Annotated[IdentityPolicy, Meta(description="Who may call.")] = IdentityPolicy()
+    gateway: Annotated[GatewayPolicy, Meta(description="Ports and bounds of the gateway process.")] = GatewayPolicy()
+    records: Annotated[RecordsPolicy, Meta(description="Where prediction records go.")] = RecordsPolicy()
+
+
+# --- models/*.yaml ------------------------------------------------------------------------------------------------------
+
+
+class Objective(Strict):
+    p99_ms: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=3_600_000,
+            description="What callers are promised for 99 of 100 calls, milliseconds. Sets defaults below.",
+        ),
+    ]
+
+
+class Deadline(Strict):
+    default_ms: Annotated[
+        int | None,
+        Meta(
+            ge=1,
+            le=86_400_000,
+            description="For callers that name none. Default: ten times the objective, at least 1000.",
+        ),
+    ] = None
+    max_ms: Annotated[int, Meta(ge=1, le=86_400_000, description="A caller's longer wish is cut to this.")] = 30_000
+
+
+class Limits(Strict):
+    body_bytes_max: Annotated[
+        int, Meta(ge=1, le=2**31 - 1, description="Largest request body, bytes; beyond it 413.")
+    ] = 16 * MIB
+
+
+class Admission(Strict):
+    slots_per_replica: Annotated[
+        int | None,
+        Meta(
+            ge=1,
+            le=65_536,
+            description="Calls that one replica may have in flight for one version. Default: twice instances x max_batch_size of the "
+            "model's configuration (one batch running, one filling).",
+        ),
+    ] = None
+    queue_max: Annotated[
+        int | None,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Calls that may wait for a slot, per version. Default: four times the slots of the pool.",
+        ),
+    ] = None
+
+
+class Warmup(Strict):
+    calls: Annotated[
+        int, Meta(ge=0, le=1000, description="Calls sent to each new (replica, version) before it gets traffic.")
+    ] = 3
+    timeout_ms: Annotated[int, Meta(ge=10, le=3_600_000, description="Limit of one such call, milliseconds.")] = 60_000
+    request_file: Annotated[
+        str,
+        Meta(
+            description="A KServe v2 JSON request to warm with, relative to the policy file. Default: zeros in the model's shapes."
+        ),
+    ] = ""
+
+
+class ModelRecords(Strict):
+    tensors: Annotated[
+        Literal["none", "summary", "full"],
+        Meta(
+            description="What a record says of the tensors: nothing, shapes with a summary of the outputs, or all values."
+        ),
+    ] = "summary"
+    mandatory: Annotated[
+        bool,
+        Meta(description="true: a call whose record cannot be kept is refused (503 `record_full`) instead of served."),
+    ] = False
+
+
+class ModelPolicy(Strict):
+    """`models/<name>.yaml`: how one model is served."""
+
+    model: Annotated[ModelName, Meta(description="The model's name, as Triton has it.")]
+    pool: Annotated[PoolName, Meta(description="The pool that runs it; must stand in fleet.yaml.")]
+    objective: Annotated[Objective, Meta(description="The promise.")]
+    ladder: Annotated[
+        Literal["none"],
+        Meta(description="What happens when the full answer cannot be had. `none`: callers get an error."),
+    ]
+    impact: Annotated[
+        str, Meta(min_length=8, max_length=500, description="What users feel when callers get that error, in words.")
+    ]
+    regime: Annotated[
+        Literal["online"], Meta(description="How calls come: `online`, one at a time with a deadline.")
+    ] = "online"
+    deadline: Annotated[Deadline, Meta(description="The budget of a call.")] = Deadline()
+    limits: Annotated[Limits, Meta(description="What a caller may send.")] = Limits()
+    versions: Annotated[
+        tuple[Version, ...] | None,
+        Meta(description="Versions that callers may reach. Default: every version that the fleet has."),
+    ] = None
+    split: Annotated[
+        dict[Version, Annotated[float, Meta(ge=0, le=1_000_000)]] | None,
+        Meta(
+            description="Weights over versions for calls that name none; 0 means none at all; they need not add up to 100. "
+            "Default: the highest version that is ready."
+        ),
+    ] = None
+    admission: Annotated[Admission, Meta(description="How many calls run and wait.")] = Admission()
+    warmup: Annotated[Warmup, Meta(description="Calls before traffic.")] = Warmup()
+    records: Annotated[ModelRecords, Meta(description="What prediction records hold.")] = ModelRecords()
+
+    @property
+    def default_deadline_s(self) -> float:
+        """Seconds for a caller that names no deadline."""
+        if self.deadline.default_ms is not None:
+            return self.deadline.default_ms / 1000
+        return min(self.deadline.max_ms, max(1000.0, 10 * self.objective.p99_ms)) / 1000
+
+
+class PolicySet(Struct, frozen=True, kw_only=True):
+    """All policies at one revision. `revision` is the first 12 hex digits of the hash over the whole set's files."""
+
+    revision: str
+    base_dir: str
+    """Directory of fleet.yaml, absolute: relative paths in the policies start here."""
+    fleet: FleetPolicy
+    models: dict[str, ModelPolicy]
