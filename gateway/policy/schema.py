@@ -1,8 +1,8 @@
 """The schema of the policies: every key, its unit, its range, its default and its meaning, in one place.
 
-Two kinds of file: one `fleet.yaml`, and one file per model under `models/`. The loader (`load.py`) decodes them strictly into these structs, and
-`docs/policies.md` is rendered from them, so a key exists exactly if it stands here. Keys of the design that need layers which do not
-exist yet stand in `later.py` and are refused by name.
+Two kinds of file: one `fleet.yaml`, and one file per model under `models/`. The loader (`load.py`) decodes them
+strictly into these structs, and `docs/policies.md` is rendered from them, so a key exists exactly if it stands here.
+Keys of the design that need layers which do not exist yet stand in `later.py` and are refused by name.
 
 All structs are frozen: a policy never changes, it is replaced.
 """
@@ -34,7 +34,7 @@ class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 # --- fleet.yaml ---------------------------------------------------------------------------------------------------------
 
 
-class StaticReplica(Strict):
+class StaticReplica(Strict, frozen=True, kw_only=True):
     grpc: Annotated[HostPort, Meta(description="Address of Triton's gRPC port, `host:port`.")]
     http: Annotated[HostPort, Meta(description="Address of Triton's HTTP port, `host:port`.")]
     metrics: Annotated[HostPort | Literal[""], Meta(description="Address of the metrics port; empty: not scraped.")] = (
@@ -42,7 +42,7 @@ class StaticReplica(Strict):
     )
 
 
-class DnsReplicas(Strict):
+class DnsReplicas(Strict, frozen=True, kw_only=True):
     host: Annotated[str, Meta(min_length=1, max_length=253, description="A name whose every address is one replica.")]
     grpc_port: Annotated[PortNumber, Meta(description="gRPC port of each address.")] = 8001
     http_port: Annotated[PortNumber, Meta(description="HTTP port of each address.")] = 8000
@@ -54,7 +54,7 @@ class DnsReplicas(Strict):
     ] = 5.0
 
 
-class FileReplicas(Strict):
+class FileReplicas(Strict, frozen=True, kw_only=True):
     path: Annotated[
         str,
         Meta(
@@ -65,7 +65,7 @@ class FileReplicas(Strict):
     refresh_s: Annotated[float, Meta(ge=0.2, le=3600, description="Seconds between looks at the file.")] = 1.0
 
 
-class Replicas(Strict):
+class Replicas(Strict, frozen=True, kw_only=True):
     """Where a pool's replicas are: exactly one of the three."""
 
     static: Annotated[tuple[StaticReplica, ...] | None, Meta(description="Fixed addresses.")] = None
@@ -75,7 +75,7 @@ class Replicas(Strict):
     file: Annotated[FileReplicas | None, Meta(description="The entries of a watched file.")] = None
 
 
-class Health(Strict):
+class Health(Strict, frozen=True, kw_only=True):
     interval_ms: Annotated[int, Meta(ge=50, le=60_000, description="Milliseconds between two probes of a replica.")] = (
         1000
     )
@@ -93,7 +93,7 @@ class Health(Strict):
     ] = 2
 
 
-class Scrape(Strict):
+class Scrape(Strict, frozen=True, kw_only=True):
     interval_ms: Annotated[
         int, Meta(ge=100, le=600_000, description="Milliseconds between two reads of a replica's metrics.")
     ] = 2000
@@ -105,7 +105,7 @@ class Scrape(Strict):
     )
 
 
-class Pool(Strict):
+class Pool(Strict, frozen=True, kw_only=True):
     replicas: Annotated[Replicas, Meta(description="Where the replicas are.")]
     replicas_max: Annotated[
         int, Meta(ge=1, le=1024, description="Addresses beyond this number are not used, with an alarm.")
@@ -117,7 +117,7 @@ class Pool(Strict):
     ] = 64 * MIB
 
 
-class IdentityPolicy(Strict):
+class IdentityPolicy(Strict, frozen=True, kw_only=True):
     mode: Annotated[
         Literal["none", "api_key"],
         Meta(
@@ -130,7 +130,7 @@ class IdentityPolicy(Strict):
     refresh_s: Annotated[float, Meta(ge=0.2, le=3600, description="Seconds between looks at `keys_file`.")] = 5.0
 
 
-class HttpLimits(Strict):
+class HttpLimits(Strict, frozen=True, kw_only=True):
     connections_max: Annotated[
         int, Meta(ge=1, le=1_000_000, description="Open client connections; more are closed at once.")
     ] = 20_000
@@ -157,7 +157,7 @@ class HttpLimits(Strict):
     ] = 16
 
 
-class GrpcLimits(Strict):
+class GrpcLimits(Strict, frozen=True, kw_only=True):
     message_bytes_max: Annotated[
         int, Meta(ge=KIB, le=2**31 - 1, description="Largest message from or to a client, bytes.")
     ] = 64 * MIB
@@ -166,7 +166,7 @@ class GrpcLimits(Strict):
     )
 
 
-class Drain(Strict):
+class Drain(Strict, frozen=True, kw_only=True):
     announce_s: Annotated[
         float,
         Meta(ge=0, le=600, description="After SIGTERM: not ready, but still serving, for this long (balancers look)."),
@@ -174,7 +174,7 @@ class Drain(Strict):
     finish_s: Annotated[float, Meta(ge=0, le=3600, description="Then calls in flight get this long to finish.")] = 30.0
 
 
-class Listeners(Strict):
+class Listeners(Strict, frozen=True, kw_only=True):
     http: Annotated[HostPort, Meta(description="KServe v2 over HTTP.")] = "0.0.0.0:8000"
     grpc: Annotated[HostPort, Meta(description="KServe v2 over gRPC.")] = "0.0.0.0:8001"
     metrics: Annotated[HostPort, Meta(description="`/metrics`, `/healthz`, `/readyz`; no addresses, no tenants.")] = (
@@ -183,7 +183,7 @@ class Listeners(Strict):
     admin: Annotated[HostPort, Meta(description="Admin API; a token is always required.")] = "127.0.0.1:8003"
 
 
-class GatewayPolicy(Strict):
+class GatewayPolicy(Strict, frozen=True, kw_only=True):
     listen: Annotated[Listeners, Meta(description="Addresses of the four ports.")] = Listeners()
     state_dir: Annotated[
         str, Meta(min_length=1, description="Directory for the admin token, relative to fleet.yaml; made if missing.")
@@ -203,7 +203,7 @@ class GatewayPolicy(Strict):
     drain: Annotated[Drain, Meta(description="Orderly shutdown.")] = Drain()
 
 
-class RecordsPolicy(Strict):
+class RecordsPolicy(Strict, frozen=True, kw_only=True):
     dir: Annotated[str, Meta(min_length=1, description="Directory of the record files, relative to fleet.yaml.")] = (
         "../.run/records"
     )
@@ -228,7 +228,7 @@ class RecordsPolicy(Strict):
     ] = 1000
 
 
-class FleetPolicy(Strict):
+class FleetPolicy(Strict, frozen=True, kw_only=True):
     """`fleet.yaml`: the pools, who may call, the gateway's own ports and bounds."""
 
     pools: Annotated[dict[PoolName, Pool], Meta(min_length=1, description="Sets of equal replicas, by name.")]
@@ -240,7 +240,7 @@ class FleetPolicy(Strict):
 # --- models/*.yaml ------------------------------------------------------------------------------------------------------
 
 
-class Objective(Strict):
+class Objective(Strict, frozen=True, kw_only=True):
     p99_ms: Annotated[
         float,
         Meta(
@@ -251,45 +251,39 @@ class Objective(Strict):
     ]
 
 
-class Deadline(Strict):
+class Deadline(Strict, frozen=True, kw_only=True):
     default_ms: Annotated[
-        int | None,
+        Annotated[int, Meta(ge=1, le=86_400_000)] | None,
         Meta(
-            ge=1,
-            le=86_400_000,
             description="For callers that name none. Default: ten times the objective, at least 1000.",
         ),
     ] = None
     max_ms: Annotated[int, Meta(ge=1, le=86_400_000, description="A caller's longer wish is cut to this.")] = 30_000
 
 
-class Limits(Strict):
+class Limits(Strict, frozen=True, kw_only=True):
     body_bytes_max: Annotated[
         int, Meta(ge=1, le=2**31 - 1, description="Largest request body, bytes; beyond it 413.")
     ] = 16 * MIB
 
 
-class Admission(Strict):
+class Admission(Strict, frozen=True, kw_only=True):
     slots_per_replica: Annotated[
-        int | None,
+        Annotated[int, Meta(ge=1, le=65_536)] | None,
         Meta(
-            ge=1,
-            le=65_536,
             description="Calls that one replica may have in flight for one version. Default: twice instances x max_batch_size of the "
             "model's configuration (one batch running, one filling).",
         ),
     ] = None
     queue_max: Annotated[
-        int | None,
+        Annotated[int, Meta(ge=0, le=1_000_000)] | None,
         Meta(
-            ge=0,
-            le=1_000_000,
             description="Calls that may wait for a slot, per version. Default: four times the slots of the pool.",
         ),
     ] = None
 
 
-class Warmup(Strict):
+class Warmup(Strict, frozen=True, kw_only=True):
     calls: Annotated[
         int, Meta(ge=0, le=1000, description="Calls sent to each new (replica, version) before it gets traffic.")
     ] = 3
@@ -302,7 +296,7 @@ class Warmup(Strict):
     ] = ""
 
 
-class ModelRecords(Strict):
+class ModelRecords(Strict, frozen=True, kw_only=True):
     tensors: Annotated[
         Literal["none", "summary", "full"],
         Meta(
@@ -315,7 +309,7 @@ class ModelRecords(Strict):
     ] = False
 
 
-class ModelPolicy(Strict):
+class ModelPolicy(Strict, frozen=True, kw_only=True):
     """`models/<name>.yaml`: how one model is served."""
 
     model: Annotated[ModelName, Meta(description="The model's name, as Triton has it.")]

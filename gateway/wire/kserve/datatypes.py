@@ -1,0 +1,82 @@
+"""The tensor datatypes of the protocol, in one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Datatype:
+    """One row. `size` is bytes per element, 0 for BYTES, whose elements carry their own length. `code` is the `struct`
+    character of an element, "" where JSON does not go through `struct`. `json` tells whether it can stand in JSON.
+    `contents_field` is its field in `InferTensorContents`, None where only raw bytes can carry it. `accepts` are the
+    Python types of its elements in decoded JSON. `config_name` is its name in a model configuration.
+    """
+
+    name: str
+    size: int
+    code: str
+    json: bool
+    contents_field: int | None
+    accepts: frozenset[type]
+    described: str
+    config_name: str
+
+
+def _row(
+    name: str, size: int, code: str, contents_field: int | None, described: str, config_name: str = ""
+) -> Datatype:
+    accepts: dict[str, frozenset[type]] = {
+        "a number": frozenset((int, float)),
+        "an integer": frozenset((int,)),
+        "true or false": frozenset((bool,)),
+        "a string": frozenset((str,)),
+    }
+    return Datatype(
+        name=name,
+        size=size,
+        code=code,
+        json=bool(described),
+        contents_field=contents_field,
+        accepts=accepts.get(described, frozenset()),
+        described=described,
+        config_name=config_name or f"TYPE_{name}",
+    )
+
+
+TABLE: tuple[Datatype, ...] = (
+    _row("BOOL", 1, "", 1, "true or false"),
+    _row("UINT8", 1, "B", 4, "an integer"),
+    _row("UINT16", 2, "H", 4, "an integer"),
+    _row("UINT32", 4, "I", 4, "an integer"),
+    _row("UINT64", 8, "Q", 5, "an integer"),
+    _row("INT8", 1, "b", 2, "an integer"),
+    _row("INT16", 2, "h", 2, "an integer"),
+    _row("INT32", 4, "i", 2, "an integer"),
+    _row("INT64", 8, "q", 3, "an integer"),
+    _row("FP16", 2, "", None, ""),
+    _row("BF16", 2, "", None, ""),
+    _row("FP32", 4, "f", 6, "a number"),
+    _row("FP64", 8, "d", 7, "a number"),
+    _row("BYTES", 0, "", 8, "a string", "TYPE_STRING"),
+)
+
+BY_NAME: dict[str, Datatype] = {row.name: row for row in TABLE}
+BY_CONFIG_NAME: dict[str, Datatype] = {row.config_name: row for row in TABLE}
+
+MAX_TENSOR_BYTES = (1 << 31) - 1
+"""No tensor can be larger: a protobuf message, hence any answer or request over gRPC, ends at 2 GiB."""
+
+
+def element_count(shape: list[int]) -> int | None:
+    """The product of non-negative dimensions; None once it is past what any message could carry. A zero anywhere makes
+    the tensor empty.
+    """
+    if 0 in shape:
+        return 0
+    count = 1
+    for dim in shape:
+        count *= dim
+        if count > MAX_TENSOR_BYTES:
+            return None
+    return count
