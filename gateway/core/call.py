@@ -127,6 +127,7 @@ class Call:
         "message",
         "metadata",
         "model",
+        "permit",
         "receive",
         "request_id",
         "timeout_s",
@@ -174,6 +175,8 @@ class Call:
         """Absolute, monotonic; set by the deadline layer."""
         self.abandoned = False
         """The edge sets this before it cancels the call's task because the caller left."""
+        self.permit = ""
+        """The replica on which admission granted a slot; set while the call holds it."""
         self.trail = Trail()
 
     @property

@@ -1,0 +1,108 @@
+"""record: exactly one prediction record per call, whatever happens.
+
+Outermost of all, because a call that the gate refuses needs its record as much as one that was answered. The record
+is closed when the answer was handed to the client (the reply's end) or when the error passes by, whichever comes
+first; there is no third way out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from gateway.core.call import Call
+from gateway.core.errors import GatewayError, Reason
+from gateway.core.outcome import Outcome
+from gateway.core.reply import Reply
+from gateway.core.service import Service
+from gateway.runtime.clock import Clock
+
+
+class CallSink(Protocol):
+    """Takes note of a finished call: the record log, the metrics. Synchronous, bounded, never raises."""
+
+    def call_ended(
+        self, call: Call, outcome: Outcome, error: GatewayError | None, answer: bytes | None, now_s: float
+    ) -> None: ...
+
+
+_OUTCOME_OF_REASON = {
+    Reason.DEADLINE: Outcome.EXPIRED,
+    Reason.SLOW_BODY: Outcome.CALLER_FAULT,
+    Reason.BAD_REQUEST: Outcome.CALLER_FAULT,
+    Reason.UNAUTHENTICATED: Outcome.CALLER_FAULT,
+    Reason.FORBIDDEN: Outcome.CALLER_FAULT,
+    Reason.UNKNOWN_ROUTE: Outcome.CALLER_FAULT,
+    Reason.UNKNOWN_MODEL: Outcome.CALLER_FAULT,
+    Reason.UNKNOWN_VERSION: Outcome.CALLER_FAULT,
+    Reason.UNSUPPORTED: Outcome.CALLER_FAULT,
+    Reason.TOO_LARGE: Outcome.CALLER_FAULT,
+    Reason.BODY_MEMORY: Outcome.OVERLOAD,
+    Reason.QUEUE_FULL: Outcome.OVERLOAD,
+    Reason.RECORD_FULL: Outcome.OVERLOAD,
+    Reason.NO_REPLICA: Outcome.NOT_LOADED,
+    Reason.DRAINING: Outcome.OVERLOAD,
+    Reason.UPSTREAM_INVALID: Outcome.CALLER_FAULT,
+    Reason.UPSTREAM_QUEUE_FULL: Outcome.OVERLOAD,
+    Reason.UPSTREAM_QUEUE_TIMEOUT: Outcome.OVERLOAD,
+    Reason.UPSTREAM_NOT_LOADED: Outcome.NOT_LOADED,
+    Reason.UPSTREAM_REFUSED: Outcome.REFUSED,
+    Reason.UPSTREAM_BROKEN: Outcome.BROKEN,
+    Reason.UPSTREAM_WRONG_ANSWER: Outcome.BROKEN,
+    Reason.UPSTREAM_LOST: Outcome.TRANSPORT,
+    Reason.INTERNAL: Outcome.GATEWAY_FAULT,
+}
+assert set(_OUTCOME_OF_REASON) == set(Reason), "every reason needs an outcome"
+
+
+class RecordLayer:
+    """Closes each call's record once, into every sink."""
+
+    __slots__ = ("_clock", "_inner", "_sinks")
+
+    def __init__(self, inner: Service, clock: Clock, sinks: tuple[CallSink, ...]) -> None:
+        self._inner = inner
+        self._clock = clock
+        self._sinks = sinks
+
+    async def send(self, call: Call) -> Reply:
+        try:
+            reply = await self._inner.send(call)
+        except GatewayError as error:
+            self._end(call, _OUTCOME_OF_REASON[error.reason], error, None)
+            raise
+        except asyncio.CancelledError:
+            if call.abandoned:
+                self._end(call, Outcome.ABANDONED, None, None)
+            else:
+                self._end(call, Outcome.GATEWAY_FAULT, _unasked_cancellation(), None)
+            raise
+        except BaseException:
+            # Not handled here, only recorded: the edge turns it into one response and logs it with its traceback.
+            self._end(call, Outcome.GATEWAY_FAULT, _internal(), None)
+            raise
+        reply.on_close(lambda outcome: self._end(call, outcome, _late(outcome), reply.message))
+        return reply
+
+    def _end(self, call: Call, outcome: Outcome, error: GatewayError | None, answer: bytes | None) -> None:
+        now_s = self._clock.now_s()
+        call.trail.closed_s = now_s
+        if error is not None:
+            call.trail.reason = error.reason
+        for sink in self._sinks:
+            sink.call_ended(call, outcome, error, answer, now_s)
+
+
+def _unasked_cancellation() -> GatewayError:
+    return GatewayError(Reason.INTERNAL, "the call's task was cancelled inside the gateway")
+
+
+def _internal() -> GatewayError:
+    return GatewayError(Reason.INTERNAL, "an unexpected error inside the gateway")
+
+
+def _late(outcome: Outcome) -> GatewayError | None:
+    """What the caller got instead, where a good answer could not be delivered any more."""
+    if outcome is Outcome.EXPIRED:
+        return GatewayError(Reason.DEADLINE, "the deadline passed before the answer could be written")
+    return None

@@ -1,0 +1,131 @@
+"""route: (model, version as asked) to (version, pool, the model's own stack), from one snapshot.
+
+Three things that look alike get three answers: a model that no policy names (the gate has refused it already), a
+version that the model does not have, and a model or version that is known but that no replica can run now. Only the
+last is worth another try.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.core.call import Call
+from gateway.core.errors import GatewayError, Reason
+from gateway.core.faces import SnapshotSource
+from gateway.core.reply import Reply
+from gateway.core.service import Service
+from gateway.decide.split import Split, newest
+from gateway.layers.gate import shown
+from gateway.runtime.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRoute:
+    """Where calls of one model go. `allowed` None: every version that the fleet has."""
+
+    model: str
+    pool: str
+    service: Service
+    default_deadline_s: float
+    max_deadline_s: float
+    body_bytes_max: int
+    allowed: frozenset[str] | None = None
+    split: Split | None = None
+    artifact_hashes: Mapping[str, str] | None = None
+
+
+class RouteTable:
+    """All models' routes at one policy revision: what route, gate and deadline read. Replaced as a whole."""
+
+    __slots__ = ("_routes", "revision")
+
+    def __init__(self, revision: str, routes: Mapping[str, ModelRoute]) -> None:
+        self.revision = revision
+        self._routes = dict(routes)
+
+    def get(self, model: str) -> ModelRoute | None:
+        return self._routes.get(model)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(self._routes)
+
+
+class CurrentRoutes:
+    """The table in force. One assignment replaces it for all new calls; calls under way keep what they were given."""
+
+    __slots__ = ("table",)
+
+    def __init__(self, table: RouteTable) -> None:
+        self.table = table
+
+    def body_bytes_max(self, model: str) -> int | None:
+        route = self.table.get(model)
+        return None if route is None else route.body_bytes_max
+
+    def deadline_s(self, model: str) -> tuple[float, float]:
+        route = self.table.get(model)
+        if route is None:
+            raise RuntimeError(f"the gate let {model!r} through, and no policy names it")
+        return route.default_deadline_s, route.max_deadline_s
+
+
+class RouteLayer:
+    """Chooses the version, writes the choice on the trail, and hands the call to the model's stack."""
+
+    __slots__ = ("_chance", "_clock", "_fleet", "_routes")
+
+    def __init__(self, routes: CurrentRoutes, fleet: SnapshotSource, clock: Clock, chance: random.Random) -> None:
+        self._routes = routes
+        self._fleet = fleet
+        self._clock = clock
+        self._chance = chance
+
+    async def send(self, call: Call) -> Reply:
+        table = self._routes.table
+        route = table.get(call.model)
+        trail = call.trail
+        trail.policy_revision = table.revision
+        if route is None:
+            # A reload took the model away between the gate and here.
+            raise GatewayError(Reason.UNKNOWN_MODEL, f"Request for unknown model: '{shown(call.model)}' is not found")
+        trail.pool = route.pool
+        trail.version_routed = version = self._version(call, route)
+        trail.routed_s = self._clock.now_s()
+        if route.artifact_hashes is not None:
+            trail.artifact_hash = route.artifact_hashes.get(version, "")
+        return await route.service.send(call)
+
+    def _version(self, call: Call, route: ModelRoute) -> str:
+        snapshot = self._fleet.snapshot
+        asked = call.version
+        if asked:
+            call.trail.routed_by = "asked"
+            if route.allowed is not None:
+                known = asked in route.allowed
+            else:
+                versions = snapshot.known_versions(route.pool, route.model)
+                # With no replica heard of yet nobody can say which versions there are; that is "not now", not "never".
+                known = not versions or asked in versions
+            if not known:
+                raise GatewayError(
+                    Reason.UNKNOWN_VERSION,
+                    f"Request for unknown model: '{shown(call.model)}' version {shown(asked)} is not found",
+                )
+            return asked
+        if route.split is not None:
+            call.trail.routed_by = "split"
+            return route.split.draw(self._chance.random())
+        call.trail.routed_by = "newest"
+        version = newest(snapshot.ready_versions(route.pool, route.model), route.allowed)
+        if version is None:
+            raise no_replica(call.model, "")
+        return version
+
+
+def no_replica(model: str, version: str) -> GatewayError:
+    """The error for a known model that nobody can run now."""
+    named = f"'{shown(model)}' version {shown(version)}" if version else f"'{shown(model)}'"
+    return GatewayError(Reason.NO_REPLICA, f"no replica is ready for model {named}; try again later", retry_after_s=1.0)

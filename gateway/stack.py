@@ -1,0 +1,151 @@
+"""The order of the layers, each position with its reason.
+
+From outside in. A layer that does not exist yet has its place and its reason here all the same, so that it cannot be
+put elsewhere later; nothing stands in for it. A model's stack holds only the layers that its policy uses.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.core.faces import Authenticator, SnapshotSource
+from gateway.core.service import Service
+from gateway.decide.pick import LeastInFlight
+from gateway.decide.split import Split
+from gateway.layers.admit import AdmitLayer
+from gateway.layers.deadline import DeadlineLayer
+from gateway.layers.gate import GateLayer
+from gateway.layers.record import CallSink, RecordLayer
+from gateway.layers.route import CurrentRoutes, ModelRoute, RouteLayer, RouteTable
+from gateway.layers.track import TrackLayer
+from gateway.policy.schema import ModelPolicy, PolicySet
+from gateway.runtime.clock import Clock
+from gateway.runtime.wheel import TimerWheel
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One place in the stack. `built` is False for a layer that is still to come."""
+
+    name: str
+    built: bool
+    reason: str
+
+
+POSITIONS: tuple[Position, ...] = (
+    Position("edge", True, "Outermost: bytes become calls and errors become responses here and nowhere else."),
+    Position("record", True, "Outside of everything that can refuse, so that a refused call has its record too."),
+    Position(
+        "gate",
+        True,
+        "Before the body and before any budget: who calls and how much they send is known from headers, and a call that must "
+        "be refused should cost nothing.",
+    ),
+    Position(
+        "deadline",
+        True,
+        "Outside of all that takes time, the upload included: one absolute budget that nothing below can restart.",
+    ),
+    Position("route", True, "Version and pool are needed by every layer below, and all must see the same choice."),
+    Position("ladder", False, "Outside of what can fail, so that each rung has a whole stack of its own below it."),
+    Position("cache", False, "Before anything that costs: a hit needs neither features nor a slot."),
+    Position(
+        "coalesce",
+        False,
+        "Below the cache, so that only misses share a flight; above features, so that a flight fetches once.",
+    ),
+    Position(
+        "features", False, "After coalescing, before the call takes a slot: a slot must not idle while a store answers."
+    ),
+    Position(
+        "shadow",
+        False,
+        "Where the inputs are final and the call is certain to run: a copy of what the real attempt used.",
+    ),
+    Position(
+        "admit",
+        True,
+        "The one waiting place, as far in as it can be: everything above is done before a scarce slot is held, and what is below "
+        "runs at once.",
+    ),
+    Position(
+        "attempts",
+        False,
+        "Inside admission: a retry or a hedge takes an idle slot at once or is not sent; it never queues again.",
+    ),
+    Position(
+        "track",
+        True,
+        "Around one attempt and nothing else, so that in-flight counts and samples are the replica's own.",
+    ),
+    Position("transport", True, "Innermost: bytes to one replica and back."),
+)
+
+
+@dataclass(slots=True)
+class Stack:
+    """The assembled house: `service` is what the edge sends to."""
+
+    service: Service
+    routes: CurrentRoutes
+    admissions: Mapping[str, AdmitLayer]
+
+
+def build_model_stack(
+    policy: ModelPolicy, *, transport: Service, fleet: SnapshotSource, clock: Clock, chance: random.Random
+) -> AdmitLayer:
+    """The layers below `route` for one model: admit, track, transport."""
+    track = TrackLayer(transport, clock, fleet)
+    return AdmitLayer(
+        track,
+        model=policy.model,
+        pool=policy.pool,
+        fleet=fleet,
+        picker=LeastInFlight(chance),
+        queue_max=policy.admission.queue_max,
+        clock=clock,
+    )
+
+
+def model_route(policy: ModelPolicy, service: Service) -> ModelRoute:
+    """A model's row of the routing table."""
+    return ModelRoute(
+        model=policy.model,
+        pool=policy.pool,
+        service=service,
+        default_deadline_s=policy.default_deadline_s,
+        max_deadline_s=policy.deadline.max_ms / 1000,
+        body_bytes_max=policy.limits.body_bytes_max,
+        allowed=None if policy.versions is None else frozenset(policy.versions),
+        split=None if policy.split is None else Split(policy.split),
+    )
+
+
+def build_stack(
+    policies: PolicySet,
+    *,
+    transport: Service,
+    fleet: SnapshotSource,
+    authenticator: Authenticator,
+    sinks: tuple[CallSink, ...],
+    clock: Clock,
+    wheel: TimerWheel,
+    pick_chance: random.Random,
+    split_chance: random.Random,
+) -> Stack:
+    """Assemble all of it, from the inside out."""
+    admissions = {
+        name: build_model_stack(policy, transport=transport, fleet=fleet, clock=clock, chance=pick_chance)
+        for name, policy in policies.models.items()
+    }
+    table = RouteTable(
+        policies.revision, {name: model_route(policy, admissions[name]) for name, policy in policies.models.items()}
+    )
+    routes = CurrentRoutes(table)
+    route = RouteLayer(routes, fleet, clock, split_chance)
+    deadline = DeadlineLayer(route, clock, wheel, routes)
+    gate = GateLayer(deadline, authenticator, routes)
+    record = RecordLayer(gate, clock, sinks)
+    return Stack(service=record, routes=routes, admissions=admissions)
