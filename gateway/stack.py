@@ -40,8 +40,8 @@ POSITIONS: tuple[Position, ...] = (
     Position(
         "gate",
         True,
-        "Before the body and before any budget: who calls and how much they send is known from headers, and a call that must "
-        "be refused should cost nothing.",
+        "Before the body and before any budget: who calls and how much they send is known from headers, and a call "
+        "that must be refused should cost nothing.",
     ),
     Position(
         "deadline",
@@ -67,8 +67,8 @@ POSITIONS: tuple[Position, ...] = (
     Position(
         "admit",
         True,
-        "The one waiting place, as far in as it can be: everything above is done before a scarce slot is held, and what is below "
-        "runs at once.",
+        "The one waiting place, as far in as it can be: everything above is done before a scarce slot is held, and "
+        "what is below runs at once.",
     ),
     Position(
         "attempts",
