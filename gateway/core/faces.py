@@ -101,6 +101,16 @@ class Authenticator(Protocol):
         ...
 
 
+class BodyBudget(Protocol):
+    """Memory for request bodies, counted over all calls (`decide/bytebudget.py`)."""
+
+    def try_reserve(self, size: int) -> bool:
+        """Take `size` bytes, all or nothing."""
+        ...
+
+    def release(self, size: int) -> None: ...
+
+
 class SnapshotSource(Protocol):
     """Where the current picture of the fleet comes from."""
 

@@ -1,0 +1,366 @@
+"""The gRPC edge on grpcio: raw messages in, raw messages out.
+
+One generic handler takes every method of `inference.GRPCInferenceService` and `grpc.health.v1.Health`; no library
+parses a message. Each inference runs as a task of its own beside its handler, so that the end of the RPC and the end
+of the call are told apart: a handler that is cancelled means that the caller left, a task that is cancelled while its
+handler lives is a fault of ours and ends as INTERNAL, never in silence (field case FH-14).
+
+The data-plane issue puts our own HTTP/2 behind the same face: `start`, `begin_drain`, `aclose`, `statistics`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from gateway.core.call import Call
+from gateway.core.codes import Code
+from gateway.core.errors import GatewayError, Reason
+from gateway.core.faces import Authenticator, BodyBudget, Catalogue
+from gateway.core.outcome import Outcome
+from gateway.core.reply import Reply
+from gateway.core.service import Service
+from gateway.edge.explain import Explainer
+from gateway.edge.grpc_methods import CONTROL_METHODS, HEALTH_CHECK, INFER, REFUSED, SERVICE
+from gateway.edge.headers import ClientHeaders, HeaderReader, response_headers
+from gateway.edge.observer import EdgeObserver
+from gateway.runtime.clock import Clock
+from gateway.wire.http_path import is_version
+from gateway.wire.kserve.metadata import decode_model_request, encode_bool
+from gateway.wire.kserve.request_view import read_head, shared_memory_refused, uses_shared_memory
+
+_log = logging.getLogger("sluice.edge.grpc")
+
+Context = Any
+"""`grpc.aio.ServicerContext`; the library has no types of its own."""
+
+_STATUS = {code: next(status for status in grpc.StatusCode if status.value[0] == code.value) for code in Code}
+_INITIAL = frozenset({"x-request-id", "x-sluice-model", "x-sluice-model-version", "x-sluice-rung", "x-sluice-impact",
+                      "x-sluice-cache"})  # fmt: skip
+"""These go into initial metadata, the rest into trailing; an error has no initial metadata and carries all in
+trailing.
+"""
+
+_GOOD_HEALTH, _BAD_HEALTH = b"\x08\x01", b"\x08\x02"
+"""`HealthCheckResponse` with SERVING and NOT_SERVING."""
+
+_OVERLOADS = frozenset({Reason.QUEUE_FULL, Reason.BODY_MEMORY, Reason.UPSTREAM_QUEUE_FULL, Reason.RECORD_FULL})
+_EXPIRY_GRACE_S = 0.02
+"""A handler that is cancelled this close to its call's deadline was cancelled by the deadline, not by the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcEdgeOptions:
+    """Bounds of the edge. `address` is `host:port`."""
+
+    address: str
+    message_bytes_max: int
+    streams_max: int
+
+
+class GrpcServer:
+    """The listener on the gRPC port."""
+
+    def __init__(
+        self,
+        options: GrpcEdgeOptions,
+        *,
+        service: Service,
+        catalogue: Catalogue,
+        authenticator: Authenticator,
+        reader: HeaderReader,
+        explainer: Explainer,
+        body_budget: BodyBudget,
+        observer: EdgeObserver,
+        clock: Clock,
+    ) -> None:
+        self._options = options
+        self._service = service
+        self._catalogue = catalogue
+        self._authenticator = authenticator
+        self._reader = reader
+        self._explainer = explainer
+        self._budget = body_budget
+        self._observer = observer
+        self._clock = clock
+        self._tasks: set[asyncio.Task[Reply]] = set()
+        self._server: grpc.aio.Server | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listen. Raises OSError naming the port if it cannot be had."""
+        limit = self._options.message_bytes_max
+        server = grpc.aio.server(
+            options=(
+                ("grpc.max_receive_message_length", limit),
+                ("grpc.max_send_message_length", limit),
+                ("grpc.so_reuseport", 0),
+                # Clients ping through long silences every 10 to 30 seconds (field case FH-15); the library's own
+                # defaults answer that with GOAWAY.
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ),
+            maximum_concurrent_rpcs=self._options.streams_max,
+        )
+        server.add_generic_rpc_handlers((_Methods(self),))
+        try:
+            self.port = server.add_insecure_port(self._options.address)
+        except RuntimeError as error:
+            raise OSError(
+                f"gRPC port {self._options.address} cannot be had (gateway.listen.grpc); is another process on it?"
+            ) from error
+        await server.start()
+        self._server = server
+
+    async def begin_drain(self, finish_s: float) -> None:
+        """Take no new calls, give those in flight `finish_s` to end, then cut them off."""
+        if self._server is not None:
+            await self._server.stop(finish_s)
+
+    async def aclose(self) -> None:
+        """Stop at once and wait until every call has ended."""
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks))
+
+    def statistics(self, now_s: float) -> Mapping[str, Any]:
+        return {"calls": len(self._tasks), "port": self.port}
+
+    # --- control methods: answered by the catalogue --------------------
+
+    async def control(self, method: str, message: bytes, context: Context) -> bytes:
+        name = method.removeprefix(SERVICE)
+        code = Code.OK
+        try:
+            return self._control(name, message, context)
+        except GatewayError as error:
+            code = error.code
+            await self._abort(context, error, (("x-sluice-reason", error.reason.label),))
+            raise AssertionError("abort raises") from error
+        except Exception as error:
+            code = Code.INTERNAL
+            self._observer.internal_fault("grpc")
+            _log.exception("answering %s failed", method)
+            await self._abort(context, _internal(), (("x-sluice-reason", Reason.INTERNAL.label),))
+            raise AssertionError("abort raises") from error
+        finally:
+            self._observer.request_without_call("grpc", name if method != HEALTH_CHECK else "Health/Check", code.name)
+
+    def _control(self, name: str, message: bytes, context: Context) -> bytes:
+        catalogue = self._catalogue
+        if name == "ServerLive":
+            return encode_bool(catalogue.server_live())
+        if name == "ServerReady":
+            return encode_bool(catalogue.server_ready())
+        if name == HEALTH_CHECK:
+            return _GOOD_HEALTH if catalogue.server_ready() else _BAD_HEALTH
+        model, version = "", ""
+        if name != "ServerMetadata":
+            model, version = decode_model_request(message, f"{name}Request")
+            _check_version(version)
+        if name == "ModelReady":
+            return encode_bool(catalogue.model_ready(model, version))
+        headers = self._headers(context)
+        if headers.fault is not None:
+            raise headers.fault
+        identity = self._authenticator.identify(headers.api_key)
+        if name == "ServerMetadata":
+            return catalogue.server_metadata()
+        if not identity.may_call(model):
+            raise GatewayError(Reason.FORBIDDEN, "this key may not ask about that model")
+        if name == "ModelMetadata":
+            return catalogue.model_metadata(model, version)
+        return catalogue.model_config(model, version).proto
+
+    # --- inference --------------------
+
+    async def infer(self, message: bytes, context: Context) -> bytes:
+        now_s = self._clock.now_s()
+        remaining_s = context.time_remaining()
+        headers = self._headers(context)
+        call = Call(
+            request_id=headers.request_id,
+            model="",
+            version="",
+            arrived_s=now_s,
+            arrived_wall_s=self._clock.wall_s(),
+            body_bytes=len(message),
+            api_key=headers.api_key,
+            metadata=headers.metadata,
+            timeout_s=_least(headers.timeout_s, remaining_s),
+            explain=headers.explain,
+        )
+        if not self._budget.try_reserve(len(message)):
+            self._observer.request_without_call("grpc", "ModelInfer", Code.RESOURCE_EXHAUSTED.name)
+            await self._refuse(context, call, GatewayError(Reason.BODY_MEMORY, Reason.BODY_MEMORY.meaning))
+        try:
+            try:
+                self._read(call, message)
+            except GatewayError as error:
+                # Bytes that are no message never became a call: no model, no record, only this count.
+                self._observer.request_without_call("grpc", "ModelInfer", error.code.name)
+                await self._refuse(context, call, error)
+            if headers.fault is not None:
+                call.message, call.receive = None, _refusal_of(headers.fault)
+            return await self._run(call, context)
+        finally:
+            self._budget.release(len(message))
+
+    @staticmethod
+    def _read(call: Call, message: bytes) -> None:
+        head = read_head(message)
+        call.model, call.version, call.body_id = head.model_name, head.model_version, head.id
+        try:
+            _check_version(head.model_version)
+            if uses_shared_memory(message):
+                raise shared_memory_refused("a tensor")
+        except GatewayError as error:
+            # A call all the same, with a record: who calls and for which model is known.
+            call.receive = _refusal_of(error)
+        else:
+            call.message = message
+
+    async def _run(self, call: Call, context: Context) -> bytes:
+        task = asyncio.get_running_loop().create_task(_guarded(self._service, call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            # `wait` and not `await task`: it raises CancelledError only if this handler itself is cancelled.
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            await self._caller_left(call, task)
+            raise
+        if task.cancelled():
+            self._observer.internal_fault("grpc")
+            _log.error("call %s was cancelled inside the gateway; the caller gets INTERNAL", call.request_id)
+            await self._refuse(context, call, _internal())
+        error = task.exception()
+        if isinstance(error, GatewayError):
+            await self._refuse(context, call, error)
+        if error is not None:
+            self._observer.internal_fault("grpc")
+            _log.error("call %s failed inside the gateway", call.request_id, exc_info=error)
+            await self._refuse(context, call, _internal())
+        return await self._deliver(call, task.result(), context)
+
+    async def _caller_left(self, call: Call, task: asyncio.Task[Reply]) -> None:
+        """End the call's task for a handler that was cancelled, and wait until everything it held is free."""
+        if call.deadline_s - self._clock.now_s() > _EXPIRY_GRACE_S:
+            call.abandoned = True
+            task.cancel()
+        # Otherwise the deadline is passing this moment: the call's own scope ends it, and is right about the reason.
+        await asyncio.wait((task,))
+        if not task.cancelled() and task.exception() is None:
+            await task.result().aclose(Outcome.ABANDONED if call.abandoned else Outcome.EXPIRED)
+
+    async def _deliver(self, call: Call, reply: Reply, context: Context) -> bytes:
+        if self._clock.now_s() > call.deadline_s:
+            await reply.aclose(Outcome.EXPIRED)
+            await self._refuse(
+                context, call, GatewayError(Reason.DEADLINE, "the deadline passed before the answer could be written")
+            )
+        pairs = response_headers(call, None, self._explanation(call, None))
+        try:
+            await context.send_initial_metadata(tuple(pair for pair in pairs if pair[0] in _INITIAL))
+            context.set_trailing_metadata(tuple(pair for pair in pairs if pair[0] not in _INITIAL))
+        except BaseException:
+            await reply.aclose(Outcome.ABANDONED)
+            raise
+        await reply.aclose(Outcome.OK)
+        return reply.message
+
+    async def _refuse(self, context: Context, call: Call, error: GatewayError) -> None:
+        """End the RPC with `error`; never returns."""
+        pairs = response_headers(call, error, self._explanation(call, error))
+        if error.reason in _OVERLOADS:
+            pairs.append(("grpc-retry-pushback-ms", str(int((error.retry_after_s or 1.0) * 1000))))
+        await self._abort(context, error, tuple(pairs))
+
+    @staticmethod
+    async def _abort(context: Context, error: GatewayError, metadata: tuple[tuple[str, str], ...]) -> None:
+        await context.abort(_STATUS[error.code], error.message, metadata)
+
+    def _headers(self, context: Context) -> ClientHeaders:
+        metadata = context.invocation_metadata() or ()
+        return self._reader.read((key, value) for key, value in metadata if isinstance(value, str))
+
+    def _explanation(self, call: Call, error: GatewayError | None) -> str:
+        return self._explainer.explain(call, self._clock.now_s(), error) if call.explain else ""
+
+
+class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Method names to handlers, without descriptors."""
+
+    def __init__(self, server: GrpcServer) -> None:
+        self._infer = grpc.unary_unary_rpc_method_handler(server.infer)
+        self._server = server
+        self._control = {method: self._controlled(method) for method in (*CONTROL_METHODS, HEALTH_CHECK)}
+        self._refused = {method: self._refusal(text) for method, text in REFUSED.items()}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        method = handler_call_details.method
+        if method == INFER:
+            return self._infer
+        return self._control.get(method) or self._refused.get(method) or self._unknown
+
+    def _controlled(self, method: str) -> Any:
+        async def handle(message: bytes, context: Context) -> bytes:
+            return await self._server.control(method, message, context)
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    def _refusal(self, text: str) -> Any:
+        async def handle(messages: Any, context: Context) -> None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, text, (("x-sluice-reason", Reason.UNSUPPORTED.label),))
+
+        return grpc.stream_stream_rpc_method_handler(handle)
+
+    @property
+    def _unknown(self) -> Any:
+        self._server._observer.request_without_call("grpc", "other", Code.UNIMPLEMENTED.name)
+        return self._refusal("")
+
+
+async def _guarded(service: Service, call: Call) -> Reply:
+    """`send`, with what would tear down the event loop turned into an ordinary error: asyncio re-raises
+    KeyboardInterrupt and SystemExit out of a task's step, and one call's fault must not end the gateway.
+    """
+    try:
+        return await service.send(call)
+    except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:
+        raise RuntimeError(f"{type(error).__name__} was raised inside a call") from error
+
+
+def _refusal_of(error: GatewayError) -> Callable[[], Awaitable[None]]:
+    """A `receive` that refuses: the call takes its ordinary way through identity and record, and ends there."""
+
+    async def receive() -> None:
+        raise error
+
+    return receive
+
+
+def _check_version(version: str) -> None:
+    if version and not is_version(version):
+        raise GatewayError(
+            Reason.BAD_REQUEST,
+            f"model version '{version[:64]}' is not a version: versions are whole numbers such as '1'",
+        )
+
+
+def _least(a: float | None, b: float | None) -> float | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return min(a, b)
+
+
+def _internal() -> GatewayError:
+    return GatewayError(Reason.INTERNAL, "an internal error of the gateway; it is logged under this request id")

@@ -1,0 +1,35 @@
+"""Calls as an edge would make them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from gateway.core.call import Call
+
+
+def make_call(
+    model: str = "fraud",
+    version: str = "",
+    *,
+    arrived_s: float = 1000.0,
+    message: bytes | None = b"request",
+    receive: Callable[[], Awaitable[None]] | None = None,
+    timeout_s: float | None = None,
+    api_key: str | None = None,
+    body_bytes: int | None = None,
+    deadline_s: float = float("inf"),
+) -> Call:
+    call = Call(
+        request_id="r-1",
+        model=model,
+        version=version,
+        arrived_s=arrived_s,
+        arrived_wall_s=0.0,
+        message=message,
+        receive=receive,
+        timeout_s=timeout_s,
+        api_key=api_key,
+        body_bytes=body_bytes,
+    )
+    call.deadline_s = deadline_s
+    return call
