@@ -25,7 +25,7 @@ class Timer:
 
     __slots__ = ("_bucket", "callback")
 
-    def __init__(self, callback: Callable[[], None], bucket: dict[Timer, None]) -> None:
+    def __init__(self, callback: Callable[[], object], bucket: dict[Timer, None]) -> None:
         self.callback = callback
         self._bucket = bucket
 
@@ -46,7 +46,7 @@ class TimerWheel:
         self._loop_timer: asyncio.TimerHandle | None = None
         self._loop_tick = 0
 
-    def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer:
+    def call_at(self, when_s: float, callback: Callable[[], object]) -> Timer:
         """Call `callback` at `when_s` (monotonic seconds) or within a tick after it. It must not raise; if it does,
         that is logged.
         """
@@ -61,7 +61,7 @@ class TimerWheel:
         bucket[timer] = None
         return timer
 
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         return self.call_at(self._clock.now_s() + delay_s, callback)
 
     def __len__(self) -> int:

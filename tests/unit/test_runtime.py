@@ -1,0 +1,138 @@
+"""Timers, scopes, background jobs, chance."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.runtime.chance import Chance
+from gateway.runtime.clock import SystemClock
+from gateway.runtime.scope import DeadlinePassed, DeadlineScope
+from gateway.runtime.supervisor import Supervisor
+from gateway.runtime.wheel import TimerWheel
+
+
+async def test_timers_fire_in_order_and_never_early() -> None:
+    clock = SystemClock()
+    wheel = TimerWheel(clock, tick_s=0.001)
+    start_s, fired = clock.now_s(), list[tuple[float, float]]()
+    done = asyncio.Event()
+    for delay_s in (0.03, 0.01, 0.02, 0.0):
+        wheel.call_at(start_s + delay_s, lambda d=delay_s: fired.append((d, clock.now_s() - start_s)))  # type: ignore[misc]
+    wheel.call_at(start_s + 0.04, done.set)
+    async with asyncio.timeout(5):
+        await done.wait()
+    assert [delay_s for delay_s, _ in fired] == [0.0, 0.01, 0.02, 0.03]
+    assert all(at_s >= delay_s for delay_s, at_s in fired)
+
+
+async def test_a_cancelled_timer_is_gone_at_once_and_a_million_leave_no_heap() -> None:
+    clock = SystemClock()
+    wheel = TimerWheel(clock, tick_s=0.002)
+    for _ in range(50_000):
+        wheel.call_later(30.0, lambda: None).cancel()
+    assert len(wheel) == 0
+    assert len(wheel._ticks) < 5000, "cancelled timers must not pile up"
+
+
+async def test_a_failing_callback_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    wheel, done = TimerWheel(SystemClock()), asyncio.Event()
+
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    wheel.call_later(0.0, fail)
+    wheel.call_later(0.0, done.set)
+    async with asyncio.timeout(5):
+        await done.wait()
+    assert "callback failed" in caplog.text
+
+
+async def test_a_scope_cuts_its_body_and_nothing_else() -> None:
+    clock = SystemClock()
+    wheel = TimerWheel(clock)
+    with pytest.raises(DeadlinePassed), DeadlineScope(wheel, clock.now_s() + 0.01):
+        await asyncio.Event().wait()
+    await asyncio.sleep(0)
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    with DeadlineScope(wheel, clock.now_s() + 30):
+        await asyncio.sleep(0)
+    assert len(wheel) == 0
+
+
+async def test_the_inner_of_two_scopes_fires_alone() -> None:
+    clock = SystemClock()
+    wheel = TimerWheel(clock)
+    with DeadlineScope(wheel, clock.now_s() + 30):
+        with pytest.raises(DeadlinePassed), DeadlineScope(wheel, clock.now_s() + 0.01):
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+    assert len(wheel) == 0
+
+
+async def test_a_cancellation_from_outside_wins_over_a_scope_that_fires_in_the_same_turn() -> None:
+    clock = SystemClock()
+    wheel = TimerWheel(clock)
+    entered = asyncio.Event()
+
+    async def work() -> None:
+        with DeadlineScope(wheel, clock.now_s() + 0.02):
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(work())
+    await entered.wait()
+    wheel.call_later(0.02, task.cancel)
+    await asyncio.wait((task,))
+    assert task.cancelled(), "the outside asked for an end; it must get one"
+
+
+async def test_a_background_job_comes_back_after_a_crash_and_after_a_strangers_cancel() -> None:
+    supervisor, starts = Supervisor(restart_delay_s=0.001), list[int]()
+    third = asyncio.Event()
+
+    async def job() -> None:
+        starts.append(len(starts))
+        if len(starts) == 1:
+            raise RuntimeError("crash")
+        if len(starts) == 3:
+            third.set()
+        await asyncio.Event().wait()
+
+    supervisor.start("job", job)
+    async with asyncio.timeout(10):
+        while len(starts) < 2:
+            await asyncio.sleep(0.001)
+        supervisor._tasks["job"].cancel()
+        await third.wait()
+    assert supervisor.statistics(0.0) == {"running": ["job"], "restarts": {"job": 2}}
+    await supervisor.stop()
+    assert supervisor.statistics(0.0) == {"running": [], "restarts": {}}
+
+
+async def test_a_job_that_returns_is_done_and_one_name_runs_once() -> None:
+    supervisor, block = Supervisor(), asyncio.Event()
+
+    async def short() -> None:
+        await block.wait()
+
+    supervisor.start("short", short)
+    with pytest.raises(ValueError, match="running already"):
+        supervisor.start("short", short)
+    block.set()
+    async with asyncio.timeout(5):
+        while supervisor.running("short"):
+            await asyncio.sleep(0)
+
+
+def test_streams_of_chance_do_not_disturb_one_another() -> None:
+    first = Chance(7)
+    a = [first.stream("a").random() for _ in range(2)]
+    second = Chance(7)
+    second.stream("b").random()
+    assert [second.stream("a").random() for _ in range(2)] == a
+    assert a[0] == a[1], "a stream starts anew each time it is derived"
+    assert Chance(8).stream("a").random() != a[0]
