@@ -7,7 +7,7 @@ put elsewhere later; nothing stands in for it. A model's stack holds only the la
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gateway.core.faces import Authenticator, SnapshotSource
@@ -109,7 +109,7 @@ def build_model_stack(
     )
 
 
-def model_route(policy: ModelPolicy, service: Service) -> ModelRoute:
+def model_route(policy: ModelPolicy, service: Service, reserve_record: Callable[[], object]) -> ModelRoute:
     """A model's row of the routing table."""
     return ModelRoute(
         model=policy.model,
@@ -120,6 +120,7 @@ def model_route(policy: ModelPolicy, service: Service) -> ModelRoute:
         body_bytes_max=policy.limits.body_bytes_max,
         allowed=None if policy.versions is None else frozenset(policy.versions),
         split=None if policy.split is None else Split(policy.split),
+        reserve_record=reserve_record if policy.records.mandatory else None,
     )
 
 
@@ -130,6 +131,7 @@ def build_stack(
     fleet: SnapshotSource,
     authenticator: Authenticator,
     sinks: tuple[CallSink, ...],
+    reserve_record: Callable[[], object],
     clock: Clock,
     wheel: TimerWheel,
     pick_chance: random.Random,
@@ -140,9 +142,8 @@ def build_stack(
         name: build_model_stack(policy, transport=transport, fleet=fleet, clock=clock, chance=pick_chance)
         for name, policy in policies.models.items()
     }
-    table = RouteTable(
-        policies.revision, {name: model_route(policy, admissions[name]) for name, policy in policies.models.items()}
-    )
+    rows = {name: model_route(policy, admissions[name], reserve_record) for name, policy in policies.models.items()}
+    table = RouteTable(policies.revision, rows)
     routes = CurrentRoutes(table)
     route = RouteLayer(routes, fleet, clock, split_chance)
     deadline = DeadlineLayer(route, clock, wheel, routes)

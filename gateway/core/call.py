@@ -130,6 +130,7 @@ class Call:
         "permit",
         "receive",
         "request_id",
+        "reservation",
         "timeout_s",
         "trail",
         "version",
@@ -177,6 +178,8 @@ class Call:
         """The edge sets this before it cancels the call's task because the caller left."""
         self.permit = ""
         """The replica on which admission granted a slot; set while the call holds it."""
+        self.reservation: object | None = None
+        """Room for this call's record, claimed before it runs; only where the policy makes records mandatory."""
         self.trail = Trail()
 
     @property

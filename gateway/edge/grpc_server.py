@@ -5,15 +5,16 @@ parses a message. Each inference runs as a task of its own beside its handler, s
 of the call are told apart: a handler that is cancelled means that the caller left, a task that is cancelled while its
 handler lives is a fault of ours and ends as INTERNAL, never in silence (field case FH-14).
 
-The data-plane issue puts our own HTTP/2 behind the same face: `start`, `begin_drain`, `aclose`, `statistics`.
+The data-plane issue puts our own HTTP/2 behind the same face: `start`, `begin_drain`, `wait_closed`, `aclose`,
+`statistics`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -29,13 +30,19 @@ from gateway.core.service import Service
 from gateway.edge.explain import Explainer
 from gateway.edge.grpc_methods import CONTROL_METHODS, HEALTH_CHECK, INFER, REFUSED, SERVICE
 from gateway.edge.headers import ClientHeaders, HeaderReader, response_headers
+from gateway.edge.listen import listen_error, split_address
 from gateway.edge.observer import EdgeObserver
+from gateway.policy.schema import GrpcLimits
 from gateway.runtime.clock import Clock
 from gateway.wire.http_path import is_version
 from gateway.wire.kserve.metadata import decode_model_request, encode_bool
-from gateway.wire.kserve.request_view import read_head, shared_memory_refused, uses_shared_memory
+from gateway.wire.kserve.request_view import read_head, shared_memory_refused
 
 _log = logging.getLogger("sluice.edge.grpc")
+
+LISTEN_KEY = "gateway.listen.grpc"
+_DRAIN_FOREVER_S = 86_400.0
+"""The library wants a number; the limit of draining is `wait_closed`'s business."""
 
 Context = Any
 """`grpc.aio.ServicerContext`; the library has no types of its own."""
@@ -55,47 +62,41 @@ _EXPIRY_GRACE_S = 0.02
 """A handler that is cancelled this close to its call's deadline was cancelled by the deadline, not by the caller."""
 
 
-@dataclass(frozen=True, slots=True)
-class GrpcEdgeOptions:
-    """Bounds of the edge. `address` is `host:port`."""
-
-    address: str
-    message_bytes_max: int
-    streams_max: int
-
-
 class GrpcServer:
     """The listener on the gRPC port."""
 
     def __init__(
         self,
-        options: GrpcEdgeOptions,
         *,
         service: Service,
         catalogue: Catalogue,
         authenticator: Authenticator,
         reader: HeaderReader,
         explainer: Explainer,
-        body_budget: BodyBudget,
+        budget: BodyBudget,
         observer: EdgeObserver,
+        limits: GrpcLimits,
         clock: Clock,
     ) -> None:
-        self._options = options
         self._service = service
         self._catalogue = catalogue
         self._authenticator = authenticator
         self._reader = reader
         self._explainer = explainer
-        self._budget = body_budget
+        self._budget = budget
+        self._limits = limits
         self._observer = observer
         self._clock = clock
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._server: grpc.aio.Server | None = None
-        self.port = 0
+        self._draining: asyncio.Future[None] | None = None
 
-    async def start(self) -> None:
-        """Listen. Raises OSError naming the port if it cannot be had."""
-        limit = self._options.message_bytes_max
+    async def start(self, address: str) -> str:
+        """Listen on `address` (`host:port`; port 0 takes a free one). Returns the address in use. Raises
+        `ListenError`.
+        """
+        host, _ = split_address(address)
+        limit = self._limits.message_bytes_max
         server = grpc.aio.server(
             options=(
                 ("grpc.max_receive_message_length", limit),
@@ -106,33 +107,45 @@ class GrpcServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.keepalive_permit_without_calls", 1),
             ),
-            maximum_concurrent_rpcs=self._options.streams_max,
+            maximum_concurrent_rpcs=self._limits.streams_max,
         )
         server.add_generic_rpc_handlers((_Methods(self),))
         try:
-            self.port = server.add_insecure_port(self._options.address)
+            port = server.add_insecure_port(address)
         except RuntimeError as error:
-            raise OSError(
-                f"gRPC port {self._options.address} cannot be had (gateway.listen.grpc); is another process on it?"
-            ) from error
+            raise listen_error(address, LISTEN_KEY, OSError(errno.EADDRINUSE, "address in use")) from error
         await server.start()
         self._server = server
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    async def begin_drain(self, finish_s: float) -> None:
-        """Take no new calls, give those in flight `finish_s` to end, then cut them off."""
-        if self._server is not None:
-            await self._server.stop(finish_s)
+    def begin_drain(self) -> None:
+        """Take no new calls; those in flight go on."""
+        if self._server is not None and self._draining is None:
+            self._draining = asyncio.ensure_future(self._server.stop(_DRAIN_FOREVER_S))
+
+    async def wait_closed(self, limit_s: float) -> bool:
+        """Wait until every call has ended; cut off what is left after `limit_s`. Returns whether none was left."""
+        self.begin_drain()
+        clean = True
+        if self._draining is not None:
+            done, _ = await asyncio.wait((self._draining,), timeout=limit_s)
+            clean = bool(done)
+        await self.aclose()
+        return clean
 
     async def aclose(self) -> None:
         """Stop at once and wait until every call has ended."""
-        if self._server is not None:
-            await self._server.stop(None)
-            self._server = None
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(None)
+        if self._draining is not None:
+            await asyncio.wait((self._draining,))
+            self._draining = None
         if self._tasks:
             await asyncio.wait(tuple(self._tasks))
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
-        return {"calls": len(self._tasks), "port": self.port}
+        return {"calls": len(self._tasks), "draining": self._draining is not None}
 
     # --- control methods: answered by the catalogue --------------------
 
@@ -220,7 +233,7 @@ class GrpcServer:
         call.model, call.version, call.body_id = head.model_name, head.model_version, head.id
         try:
             _check_version(head.model_version)
-            if uses_shared_memory(message):
+            if head.shared_memory:
                 raise shared_memory_refused("a tensor")
         except GatewayError as error:
             # A call all the same, with a record: who calls and for which model is known.

@@ -8,7 +8,7 @@ last is worth another try.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gateway.core.call import Call
@@ -34,6 +34,8 @@ class ModelRoute:
     allowed: frozenset[str] | None = None
     split: Split | None = None
     artifact_hashes: Mapping[str, str] | None = None
+    reserve_record: Callable[[], object] | None = None
+    """Claims room for the call's record, or raises RECORD_FULL; None where records are not mandatory."""
 
 
 class RouteTable:
@@ -96,6 +98,8 @@ class RouteLayer:
         trail.routed_s = self._clock.now_s()
         if route.artifact_hashes is not None:
             trail.artifact_hash = route.artifact_hashes.get(version, "")
+        if route.reserve_record is not None:
+            call.reservation = route.reserve_record()
         return await route.service.send(call)
 
     def _version(self, call: Call, route: ModelRoute) -> str:
