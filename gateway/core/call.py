@@ -128,6 +128,7 @@ class Call:
         "metadata",
         "model",
         "permit",
+        "protocol",
         "receive",
         "request_id",
         "reservation",
@@ -151,6 +152,7 @@ class Call:
         metadata: Metadata = (),
         timeout_s: float | None = None,
         explain: bool = False,
+        protocol: str = "other",
     ) -> None:
         self.request_id = request_id
         self.model = model
@@ -171,6 +173,8 @@ class Call:
         self.timeout_s = timeout_s
         """What the caller asked for, None for the policy's default."""
         self.explain = explain
+        self.protocol = protocol
+        """What the caller spoke, for the metrics alone: nothing below the edge decides by it."""
         self.identity = ANONYMOUS
         self.deadline_s = float("inf")
         """Absolute, monotonic; set by the deadline layer."""

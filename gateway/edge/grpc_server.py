@@ -210,6 +210,7 @@ class GrpcServer:
             metadata=headers.metadata,
             timeout_s=_least(headers.timeout_s, remaining_s),
             explain=headers.explain,
+            protocol="grpc",
         )
         if not self._budget.try_reserve(len(message)):
             self._observer.request_without_call("grpc", "ModelInfer", Code.RESOURCE_EXHAUSTED.name)

@@ -1,0 +1,221 @@
+"""The application: an assembly with ports on it, from the first address to the last record.
+
+The order of the start: everything that can be wrong with the machine first (records, keys, ports), then readiness.
+The order of the end, on SIGTERM or SIGINT: say "not ready" and go on serving for `drain.announce_s`, so that
+balancers look elsewhere; then take nothing new and let calls in flight end, for `drain.finish_s` at the most; then
+write the last records. A second signal ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gateway.admin.server import AdminServers, start_admin
+from gateway.assembly import Assembly, Parts
+from gateway.core.faces import Authenticator
+from gateway.edge.explain import Explainer
+from gateway.edge.grpc_server import GrpcServer
+from gateway.edge.headers import HeaderReader
+from gateway.edge.http_server import HttpServer
+from gateway.edge.key_watch import KeyWatch
+from gateway.edge.listen import ListenError
+from gateway.fleet.dns import SystemResolver
+from gateway.fleet.grpcio_client import GrpcioConnector, GrpcioOptions
+from gateway.policy.keys import AnonymousAuthenticator
+from gateway.policy.problems import PolicyError
+from gateway.policy.schema import PolicySet, Pool
+from gateway.records.file_store import FileStore, breathe
+from gateway.runtime.chance import Chance
+from gateway.runtime.clock import SystemClock
+from gateway.runtime.files import SystemFiles
+from gateway.runtime.workers import ThreadWorkers
+
+_log = logging.getLogger("sluice")
+
+FORCED_EXIT_CODE = 1
+WORKER_THREADS = 4
+RECORD_THREADS = 2
+
+
+class StartError(Exception):
+    """The gateway cannot start. The message says why and what to do."""
+
+
+class App:
+    """One gateway process."""
+
+    def __init__(self, policies: PolicySet) -> None:
+        self.policies = policies
+        self.clock = SystemClock()
+        self.chance = Chance.from_system()
+        self._workers = ThreadWorkers(WORKER_THREADS, "sluice-worker")
+        self._record_workers = ThreadWorkers(RECORD_THREADS, "sluice-records")
+        self._files = SystemFiles(self._workers)
+        records = policies.fleet.records
+        self._store = FileStore(
+            self._path(records.dir),
+            file_bytes_max=records.file_bytes_max,
+            files_max=records.files_max,
+            wall_s=self.clock.wall_s,
+        )
+        self._keys = self._key_watch()
+        authenticator: Authenticator = AnonymousAuthenticator() if self._keys is None else self._keys
+        self.assembly = Assembly(
+            policies,
+            Parts(
+                clock=self.clock,
+                chance=self.chance,
+                connector_of=self._connector_of,
+                resolver=SystemResolver(self._workers),
+                files=self._files,
+                workers=self._workers,
+                record_workers=self._record_workers,
+                record_store=self._store,
+                authenticator=authenticator,
+            ),
+        )
+        gateway, assembly = policies.fleet.gateway, self.assembly
+        reader = HeaderReader(gateway.forward_headers, self.chance.stream("edge.request_id"))
+        explainer = Explainer(self.chance.stream("edge.explain").getrandbits(256))
+        self.http = HttpServer(
+            service=assembly.service,
+            catalogue=assembly.catalogue,
+            authenticator=authenticator,
+            limits=gateway.http,
+            reader=reader,
+            explainer=explainer,
+            wheel=assembly.wheel,
+            clock=self.clock,
+            chance=self.chance,
+            body_limit=assembly.body_bytes_max,
+            body_budget=assembly.body_budget,
+            observer=assembly.metrics,
+        )
+        self.grpc = GrpcServer(
+            service=assembly.service,
+            catalogue=assembly.catalogue,
+            authenticator=authenticator,
+            reader=reader,
+            explainer=explainer,
+            budget=assembly.body_budget,
+            observer=assembly.metrics,
+            limits=gateway.grpc,
+            clock=self.clock,
+        )
+        self._admin: AdminServers | None = None
+
+    async def start(self) -> None:
+        """Open everything. Raises `StartError`; what was opened by then is closed again."""
+        try:
+            if self._keys is not None:
+                await self._keys.load()
+                self.assembly.supervisor.start("key-watch", self._keys.run)
+            await self._record_workers.run(self._store.open)
+            self.assembly.start()
+            await self._listen()
+        except (OSError, ListenError, PolicyError) as error:
+            await self.aclose()
+            raise StartError(str(error)) from error
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def _listen(self) -> None:
+        listen = self.policies.fleet.gateway.listen
+        self._admin = await start_admin(
+            metrics_address=listen.metrics,
+            admin_address=listen.admin,
+            state_dir=self._path(self.policies.fleet.gateway.state_dir),
+            metrics=self.assembly.metrics,
+            ready=self.assembly.catalogue.server_ready,
+            statistics=self.statistics,
+            clock=self.clock,
+            workers=self._workers,
+        )
+        http = await self.http.start(listen.http)
+        grpc = await self.grpc.start(listen.grpc)
+        _log.info(
+            "serving: http %s, grpc %s, metrics %s, admin %s, policy revision %s",
+            http, grpc, listen.metrics, listen.admin, self.policies.revision,
+        )  # fmt: skip
+
+    async def drain(self) -> bool:
+        """The orderly end of serving. Returns whether every call in flight ended by itself."""
+        drain = self.policies.fleet.gateway.drain
+        self.assembly.draining = True
+        _log.info("draining: not ready, still serving for %g s", drain.announce_s)
+        await asyncio.sleep(drain.announce_s)
+        self.http.begin_drain()
+        self.grpc.begin_drain()
+        clean = await asyncio.gather(self.http.wait_closed(drain.finish_s), self.grpc.wait_closed(drain.finish_s))
+        return all(clean)
+
+    async def aclose(self) -> Mapping[str, Any]:
+        """Close what is open and write the last records. Returns the record log's last figures."""
+        self.http.begin_drain()
+        await self.http.wait_closed(0.0)
+        await self.grpc.aclose()
+        figures = await self.assembly.aclose()
+        if self._admin is not None:
+            await self._admin.aclose()
+        self._record_workers.close()
+        self._workers.close()
+        return figures
+
+    def statistics(self, now_s: float) -> Mapping[str, Any]:
+        """For the admin port."""
+        return {
+            **self.assembly.statistics(now_s),
+            "http": self.http.statistics(now_s),
+            "grpc": self.grpc.statistics(now_s),
+            "keys": None if self._keys is None else self._keys.statistics(now_s),
+        }
+
+    def _path(self, relative: str) -> Path:
+        return Path(os.path.normpath(Path(self.policies.base_dir) / relative))
+
+    def _key_watch(self) -> KeyWatch | None:
+        identity = self.policies.fleet.identity
+        if identity.mode == "none":
+            return None
+        return KeyWatch(str(self._path(identity.keys_file)), identity.refresh_s, self._files)
+
+    def _connector_of(self, pool: Pool) -> GrpcioConnector:
+        options = GrpcioOptions(message_bytes_max=pool.message_bytes_max, page_bytes_max=pool.scrape.page_bytes_max)
+        return GrpcioConnector(options, self.clock)
+
+
+async def serve(policies: PolicySet) -> int:
+    """Run a gateway until a signal ends it. Returns the exit code: 0 if all was orderly, 1 if calls were cut off or
+    records lost. Raises `StartError`.
+    """
+    app = App(policies)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            _log.warning("%s again: ending at once; calls in flight are lost", number.name)
+            logging.shutdown()
+            os._exit(FORCED_EXIT_CODE)
+        _log.info("%s: orderly end; send it again to end at once", number.name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    await app.start()
+    # What exists now lives as long as the process: the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
+    await stop.wait()
+    clean = await app.drain()
+    figures = await app.aclose()
+    _log.info("ended: %s", figures)
+    return 0 if clean and figures.get("balanced", True) else 1

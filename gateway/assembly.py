@@ -1,0 +1,202 @@
+"""The assembly: everything of the gateway but its ports, from policies and parts.
+
+The parts are what a simulation replaces: time, chance, the network, files, workers, the place where records go. With
+the real ones this is the gateway that `app.py` puts ports on; with others it is the same gateway in a world that a
+test controls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.core.call import Call
+from gateway.core.errors import GatewayError
+from gateway.core.faces import Authenticator, Connector, Files, Resolver
+from gateway.core.outcome import Outcome
+from gateway.core.service import Service
+from gateway.decide.bytebudget import ByteBudget
+from gateway.fleet.catalogue import FleetCatalogue
+from gateway.fleet.directory import Directory
+from gateway.fleet.transport import ReplicaTransport
+from gateway.observe.lag import watch_loop
+from gateway.observe.metrics import Metrics
+from gateway.observe.readings import admission_readings, fleet_readings, job_readings
+from gateway.observe.table import Reading
+from gateway.policy.schema import ModelPolicy, PolicySet, Pool
+from gateway.records.log import RecordLog, Reservation
+from gateway.records.record import PredictionRecord
+from gateway.records.store import RecordStore
+from gateway.runtime.chance import Chance
+from gateway.runtime.clock import Clock
+from gateway.runtime.supervisor import Supervisor
+from gateway.runtime.wheel import TimerWheel
+from gateway.runtime.workers import Workers
+from gateway.stack import Stack, build_stack
+
+VERSION = "0.1.0"
+LOOP_LAG_INTERVAL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the assembly is made of and does not make itself. `connector_of` gives the connector for a pool's bounds."""
+
+    clock: Clock
+    chance: Chance
+    connector_of: Callable[[Pool], Connector]
+    resolver: Resolver
+    files: Files
+    workers: Workers
+    record_workers: Workers
+    """Of their own: a disk that hangs must not delay a look-up."""
+    record_store: RecordStore
+    authenticator: Authenticator
+    wrap_transport: Callable[[Service], Service] = lambda service: service
+    """For tests: put something between track and transport."""
+
+
+class _Records:
+    """Turns ended calls into prediction records."""
+
+    def __init__(self, log: RecordLog, models: Mapping[str, ModelPolicy]) -> None:
+        self._log = log
+        self._models = models
+
+    def call_ended(
+        self, call: Call, outcome: Outcome, error: GatewayError | None, answer: bytes | None, now_s: float
+    ) -> None:
+        policy = self._models.get(call.model)
+        record = PredictionRecord(
+            call,
+            outcome,
+            error,
+            answer,
+            now_s,
+            tensors="none" if policy is None else policy.records.tensors,
+            impact="" if policy is None or outcome is Outcome.OK else policy.impact,
+        )
+        reservation, call.reservation = call.reservation, None
+        if isinstance(reservation, Reservation):
+            reservation.use(record)
+        else:
+            self._log.offer(record)
+
+
+class _Measures:
+    """Turns ended calls into metrics."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def call_ended(
+        self, call: Call, outcome: Outcome, error: GatewayError | None, answer: bytes | None, now_s: float
+    ) -> None:
+        self._metrics.observe_call(
+            call, outcome, error, now_s, answer_bytes=0 if answer is None else len(answer), protocol=call.protocol
+        )
+
+
+class Assembly:
+    """The gateway without ports. `service` answers calls, `catalogue` answers what is asked about them."""
+
+    def __init__(self, policies: PolicySet, parts: Parts) -> None:
+        self.policies = policies
+        self.parts = parts
+        self.draining = False
+        clock, chance = parts.clock, parts.chance
+        self.wheel = TimerWheel(clock)
+        self.supervisor = Supervisor()
+        self.body_budget = ByteBudget(policies.fleet.gateway.body_memory_bytes)
+        self.metrics = Metrics(
+            {name: policy.objective.p99_ms / 1000 for name, policy in policies.models.items()},
+            policies.fleet.pools,
+            version=VERSION,
+            revision=policies.revision,
+            replica_key=chance.stream("observe.replica_key").randbytes(32),
+        )
+        self.record_log = RecordLog(policies.fleet.records, clock, parts.record_workers, parts.record_store)
+        self.directory = Directory(
+            policies,
+            parts.connector_of,
+            clock=clock,
+            chance=chance,
+            supervisor=self.supervisor,
+            workers=parts.workers,
+            resolver=parts.resolver,
+            files=parts.files,
+        )
+        self.catalogue = FleetCatalogue(self.directory, policies, lambda: self.draining)
+        self.transport = ReplicaTransport(self.directory, clock)
+        self.stack: Stack = build_stack(
+            policies,
+            transport=parts.wrap_transport(self.transport),
+            fleet=self.directory,
+            authenticator=parts.authenticator,
+            sinks=(_Measures(self.metrics), _Records(self.record_log, policies.models)),
+            reserve_record=self.record_log.reserve,
+            clock=clock,
+            wheel=self.wheel,
+            pick_chance=chance.stream("decide.pick"),
+            split_chance=chance.stream("decide.split"),
+        )
+        self.service: Service = self.stack.service
+        self.directory.subscribe(lambda snapshot: self.metrics.fleet_changed(snapshot, clock.now_s()))
+        self.metrics.add_source("fleet", lambda now_s: fleet_readings(self.directory.snapshot, self.metrics, now_s))
+        self.metrics.add_source(
+            "admission", lambda now_s: admission_readings(self._admission_rows(now_s), self.metrics)
+        )
+        self.metrics.add_source("records", self.record_log.readings)
+        self.metrics.add_source("jobs", lambda now_s: job_readings(self.supervisor.statistics(now_s)["restarts"]))
+        self.metrics.add_source("bodies", self._body_readings)
+
+    def start(self) -> None:
+        """Begin to look for replicas and to write records. Inside the event loop."""
+        self.record_log.start(self.supervisor)
+        self.directory.start()
+        clock = self.parts.clock
+        self.supervisor.start("loop-lag", lambda: watch_loop(clock.now_s, self.metrics.loop_lag, LOOP_LAG_INTERVAL_S))
+
+    async def aclose(self) -> Mapping[str, Any]:
+        """Stop looking, close all connections, write the last records. Calls must have ended. Returns the record log's
+        last figures, which balance: offered = written + dropped.
+        """
+        await self.directory.stop()
+        figures = await self.record_log.aclose()
+        await self.supervisor.stop()
+        self.wheel.close()
+        return figures
+
+    def body_bytes_max(self, model: str) -> int:
+        """The largest body for `model`, bytes. For a name that no policy knows: the smallest of all limits, since the
+        gate refuses such a call anyway.
+        """
+        limit = self.stack.routes.body_bytes_max(model)
+        if limit is not None:
+            return limit
+        return min(policy.limits.body_bytes_max for policy in self.policies.models.values())
+
+    def statistics(self, now_s: float) -> Mapping[str, Any]:
+        """Everything that an operator may see, for the admin port."""
+        return {
+            "policy_revision": self.policies.revision,
+            "draining": self.draining,
+            "fleet": self.directory.statistics(now_s),
+            "admission": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.admissions.items())},
+            "records": self.record_log.statistics(now_s),
+            "body_memory": self.body_budget.statistics(now_s),
+            "background": self.supervisor.statistics(now_s),
+            "transport": self.transport.statistics(now_s),
+        }
+
+    def _admission_rows(self, now_s: float) -> Iterable[tuple[str, str, str, int, int, int]]:
+        for name, layer in self.stack.admissions.items():
+            pool = self.policies.models[name].pool
+            for version, row in layer.statistics(now_s).items():
+                yield pool, name, version, row["in_flight"], row["waiting"], row["limit"]
+
+    def _body_readings(self, now_s: float) -> Iterable[Reading]:
+        figures = self.body_budget.statistics(now_s)
+        yield "sluice_body_memory_bytes", (), figures["used_bytes"]
+        yield "sluice_body_memory_limit_bytes", (), figures["total_bytes"]
