@@ -31,6 +31,7 @@ class Parameter(NamedTuple):
 
 
 UNSET = Parameter(Kind.UNSET, None)
+_MAX_FIELDS = 16
 _WIRE = {1: pb.VARINT, 2: pb.VARINT, 3: pb.LEN, 4: pb.FIXED64, 5: pb.VARINT}
 
 
@@ -38,22 +39,22 @@ def read_entry(buffer: bytes, start: int, stop: int) -> tuple[str, Parameter]:
     """One map entry: its key ("" if absent) and value (UNSET if absent). Raises `WireError`."""
     key = ""
     value = UNSET
-    for number, wire, a, b in pb.fields(buffer, start, stop):
+    for number, wire, a, b in pb.fields(buffer, start, stop, _MAX_FIELDS):
         if number == 1:
-            pb.expect(wire, pb.LEN, 1, start)
+            pb.expect(wire, pb.LEN, 1, b)
             key = pb.text(buffer, a, b)
         elif number == 2:
-            pb.expect(wire, pb.LEN, 2, start)
+            pb.expect(wire, pb.LEN, 2, b)
             # Repeated values of one entry are merged, and of a oneof the last member wins.
             value = _read_value(buffer, a, b, value)
     return key, value
 
 
 def _read_value(buffer: bytes, start: int, stop: int, value: Parameter) -> Parameter:
-    for number, wire, a, b in pb.fields(buffer, start, stop):
+    for number, wire, a, b in pb.fields(buffer, start, stop, _MAX_FIELDS):
         if number not in _WIRE:
             continue
-        pb.expect(wire, _WIRE[number], number, start)
+        pb.expect(wire, _WIRE[number], number, b)
         if number == 1:
             value = Parameter(Kind.BOOL, a != 0)
         elif number == 2:

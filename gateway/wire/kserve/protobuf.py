@@ -18,6 +18,9 @@ LEN = 2
 FIXED32 = 5
 
 MAX_FIELD_NUMBER = (1 << 29) - 1
+MAX_FIELDS = 1 << 14
+"""Fields in one message. Real ones have a few; what repeats without bound in them is packed."""
+
 _MASK64 = (1 << 64) - 1
 _HIGH_BYTES = bytes(range(128, 256))
 _ONE_BYTE = tuple(bytes((value,)) for value in range(128))
@@ -60,13 +63,16 @@ def read_length(buffer: bytes, pos: int, end: int) -> tuple[int, int]:
     return start, stop
 
 
-def fields(buffer: bytes, pos: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def fields(buffer: bytes, pos: int, end: int, limit: int = MAX_FIELDS) -> Iterator[tuple[int, int, int, int]]:
     """Walk the fields between `pos` and `end`: (field number, wire type, a, b).
 
     For a varint `a` is its value and `b` the position after it; for every other type the payload is
-    `buffer[a:b]`. Nothing is copied. Raises `WireError`.
+    `buffer[a:b]`. Nothing is copied. Raises `WireError`, also for more than `limit` fields: a walk costs time per
+    field, and two bytes make one.
     """
-    while pos < end:
+    for _ in range(limit):
+        if pos >= end:
+            return
         tag_at = pos
         tag = buffer[pos]
         if tag < 0x80:
@@ -83,7 +89,7 @@ def fields(buffer: bytes, pos: int, end: int) -> Iterator[tuple[int, int, int, i
         elif wire == VARINT:
             value, pos = read_varint(buffer, pos, end)
             yield number, wire, value, pos
-        elif wire == FIXED32 or wire == FIXED64:
+        elif wire in (FIXED32, FIXED64):
             start = pos
             pos += 4 if wire == FIXED32 else 8
             if pos > end:
@@ -91,17 +97,19 @@ def fields(buffer: bytes, pos: int, end: int) -> Iterator[tuple[int, int, int, i
             yield number, wire, start, pos
         else:
             raise WireError(f"wire type {wire} is not supported", tag_at)
+    if pos < end:
+        raise WireError(f"more than {limit} fields in one message", pos)
 
 
-def skip_field(buffer: bytes, pos: int, end: int) -> int:
-    """The position after the field whose tag is at `pos`. Raises `WireError`."""
-    for _, _, _, after in fields(buffer, pos, end):
-        return after
+def field_at(buffer: bytes, pos: int, end: int) -> tuple[int, int, int, int]:
+    """The one field whose tag is at `pos`, as `fields` gives it. Raises `WireError`."""
+    for field in fields(buffer, pos, end):
+        return field
     raise WireError("no field", pos)
 
 
 def expect(wire: int, wanted: int, number: int, at: int) -> None:
-    """Raise `WireError` unless a known field has the wire type that its declaration asks for."""
+    """Raise `WireError` unless a known field, which ends at `at`, has the wire type that its declaration asks for."""
     if wire != wanted:
         raise WireError(f"field {number} has wire type {wire}, expected {wanted}", at)
 

@@ -16,19 +16,23 @@ NO_PARAMETERS: dict[str, Parameter] = {}
 MAX_PARAMETERS = 1024
 MAX_TENSORS = 4096
 MAX_SHAPE_RANK = 64
+_MAX_TENSOR_FIELDS = 128
+_MAX_ELEMENT_FIELDS = 1 << 16
 
-_SHARED_MEMORY = "shared_memory_"
+_SHARED_MEMORY = "shared_memory_region"
 _SHARED_MEMORY_BYTES = _SHARED_MEMORY.encode()
 
 
 class RequestHead:
     """What routing needs. Of a field given more than once the last one counts, as protobuf has it."""
 
-    __slots__ = ("id", "model_name", "model_version", "parameters")
+    __slots__ = ("id", "model_name", "model_version", "parameters", "shared_memory")
 
     def __init__(
-        self, model_name: str, model_version: str, id: str, parameters: dict[str, Parameter]
+        self, model_name: str, model_version: str, id: str, parameters: dict[str, Parameter], shared_memory: bool
     ) -> None:
+        self.shared_memory = shared_memory
+        """Whether an input or a requested output refers to a shared-memory region (`shared_memory_refused`)."""
         self.model_name = model_name
         self.model_version = model_version
         self.id = id
@@ -87,18 +91,20 @@ def read_head(message: bytes) -> RequestHead:
 def _read_head(message: bytes) -> RequestHead:
     name = version = request_id = b""
     parameters = NO_PARAMETERS
+    suspicious = False
     pos = 0
     end = len(message)
-    while pos < end:
+    for _ in range(pb.MAX_FIELDS):
+        if pos >= end:
+            break
         tag = message[pos]
         if tag & 0x87 != 0x02 or tag < 0x0A or tag > 0x3A:
             # Not one of fields 1 to 7 with a length: skipped if unknown, refused if known under another type.
-            for number, wire, _, after in pb.fields(message, pos, end):
-                if 1 <= number <= 7:
-                    pb.expect(wire, pb.LEN, number, pos)
-                    raise pb.WireError("overlong tag", pos)
-                pos = after
-                break
+            number, wire, _, after = pb.field_at(message, pos, end)
+            if 1 <= number <= 7:
+                pb.expect(wire, pb.LEN, number, after)
+                raise pb.WireError("overlong tag", pos)
+            pos = after
             continue
         at = pos
         pos += 1
@@ -110,6 +116,8 @@ def _read_head(message: bytes) -> RequestHead:
         else:
             start, pos = pb.read_length(message, pos, end)
         if tag > 0x22:
+            if tag != 0x3A and message.find(_SHARED_MEMORY_BYTES, start, pos) >= 0:
+                suspicious = True
             continue
         if tag == 0x0A:
             name = message[start:pos]
@@ -124,28 +132,32 @@ def _read_head(message: bytes) -> RequestHead:
             parameters[key] = value
             if len(parameters) > MAX_PARAMETERS:
                 raise pb.WireError(f"more than {MAX_PARAMETERS} parameters", at)
+    if pos < end:
+        raise pb.WireError(f"more than {pb.MAX_FIELDS} fields in one message", pos)
     try:
-        return RequestHead(name.decode(), version.decode(), request_id.decode(), parameters)
+        return RequestHead(
+            name.decode(),
+            version.decode(),
+            request_id.decode(),
+            parameters,
+            suspicious and _uses_shared_memory(message),
+        )
     except UnicodeDecodeError:
         raise pb.WireError("model name, version or id is not valid UTF-8", 0) from None
+
+
+def _uses_shared_memory(message: bytes) -> bool:
+    view = _read_view(message, measure=False)
+    maps = [tensor.parameters for tensor in view.inputs] + [output.parameters for output in view.outputs]
+    return any(_SHARED_MEMORY in parameters for parameters in maps)
 
 
 def read_view(message: bytes) -> RequestView:
     """The tensors of a serialized `ModelInferRequest`, for records and limits. Raises as `read_head` does."""
     try:
-        return _read_view(message)
+        return _read_view(message, measure=True)
     except pb.WireError as error:
         raise unparseable("ModelInferRequest", error) from None
-
-
-def uses_shared_memory(message: bytes) -> bool:
-    """Whether an input or a requested output refers to a shared-memory region. Raises as `read_head` does."""
-    if _SHARED_MEMORY_BYTES not in message:
-        return False
-    view = read_view(message)
-    return any(
-        key.startswith(_SHARED_MEMORY) for tensor in (*view.inputs, *view.outputs) for key in tensor.parameters
-    )
 
 
 def shared_memory_refused(tensor: str) -> GatewayError:
@@ -171,7 +183,8 @@ def override_model(message: bytes, model: str, version: str) -> bytes:
     return message + model_override(model, version)
 
 
-def _read_view(message: bytes) -> RequestView:
+def _read_view(message: bytes, measure: bool) -> RequestView:
+    """Without `measure` typed contents have the size of their encoded form, which is cheaper to know."""
     inputs: list[tuple[str, str, tuple[int, ...], dict[str, Parameter], int]] = []
     outputs: list[OutputRequestView] = []
     raw: list[int] = []
@@ -179,9 +192,9 @@ def _read_view(message: bytes) -> RequestView:
     for number, wire, start, stop in pb.fields(message, 0, end):
         if number < 5 or number > 7:
             continue
-        pb.expect(wire, pb.LEN, number, start)
+        pb.expect(wire, pb.LEN, number, stop)
         if number == 5:
-            inputs.append(_read_input(message, start, stop))
+            inputs.append(_read_input(message, start, stop, measure))
         elif number == 6:
             outputs.append(_read_output(message, start, stop))
         else:
@@ -192,7 +205,7 @@ def _read_view(message: bytes) -> RequestView:
     views: list[InputView] = []
     total = sum(raw)
     for name, datatype, shape, parameters, contents in inputs:
-        if "shared_memory_region" in parameters:
+        if _SHARED_MEMORY in parameters:
             size = 0  # such an input takes no raw entry
         elif raw:
             size = next(sizes, 0)
@@ -208,7 +221,7 @@ def read_shape(message: bytes, wire: int, a: int, b: int, shape: list[int]) -> N
     if wire == pb.VARINT:
         shape.append(pb.signed(a))
     else:
-        pb.expect(wire, pb.LEN, 3, a)
+        pb.expect(wire, pb.LEN, 3, b)
         while a < b:
             value, a = pb.read_varint(message, a, b)
             shape.append(pb.signed(value))
@@ -219,17 +232,17 @@ def read_shape(message: bytes, wire: int, a: int, b: int, shape: list[int]) -> N
 
 
 def _read_input(
-    message: bytes, start: int, stop: int
+    message: bytes, start: int, stop: int, measure: bool
 ) -> tuple[str, str, tuple[int, ...], dict[str, Parameter], int]:
     name = datatype = ""
     shape: list[int] = []
     parameters = NO_PARAMETERS
     contents: list[tuple[int, int]] = []
-    for number, wire, a, b in pb.fields(message, start, stop):
+    for number, wire, a, b in pb.fields(message, start, stop, _MAX_TENSOR_FIELDS):
         if number == 3:
             read_shape(message, wire, a, b, shape)
         elif number <= 5:
-            pb.expect(wire, pb.LEN, number, a)
+            pb.expect(wire, pb.LEN, number, b)
             if number == 1:
                 name = pb.text(message, a, b)
             elif number == 2:
@@ -238,19 +251,22 @@ def _read_input(
                 parameters = _add(message, a, b, parameters)
             else:
                 contents.append((a, b))
-    size = sum(_contents_bytes(message, a, b, datatype) for a, b in contents)
+    if measure:
+        size = sum(_contents_bytes(message, a, b, datatype) for a, b in contents)
+    else:
+        size = sum(b - a for a, b in contents)
     return name, datatype, tuple(shape), parameters, size
 
 
 def _read_output(message: bytes, start: int, stop: int) -> OutputRequestView:
     name = ""
     parameters = NO_PARAMETERS
-    for number, wire, a, b in pb.fields(message, start, stop):
+    for number, wire, a, b in pb.fields(message, start, stop, _MAX_TENSOR_FIELDS):
         if number == 1:
-            pb.expect(wire, pb.LEN, number, a)
+            pb.expect(wire, pb.LEN, number, b)
             name = pb.text(message, a, b)
         elif number == 2:
-            pb.expect(wire, pb.LEN, number, a)
+            pb.expect(wire, pb.LEN, number, b)
             parameters = _add(message, a, b, parameters)
     return OutputRequestView(name, parameters)
 
@@ -266,23 +282,28 @@ def _add(message: bytes, a: int, b: int, parameters: dict[str, Parameter]) -> di
 
 
 def _contents_bytes(message: bytes, start: int, stop: int, datatype: str) -> int:
-    """Raw size of the typed elements in an `InferTensorContents`, of all its fields."""
+    """Raw size of the typed elements in an `InferTensorContents`, of all its fields. Of elements that are encoded one
+    by one only the first 65,536 are measured; the rest counts as the bytes that it takes in the message.
+    """
     row = BY_NAME.get(datatype)
     element = row.size if row is not None else 0
     total = 0
-    for number, wire, a, b in pb.fields(message, start, stop):
+    for count, (number, wire, a, b) in enumerate(pb.fields(message, start, stop, 1 << 31)):
+        if count == _MAX_ELEMENT_FIELDS:
+            total += stop - b
+            break
         if number == 8:
-            pb.expect(wire, pb.LEN, number, a)
+            pb.expect(wire, pb.LEN, number, b)
             total += 4 + b - a
         elif number in (6, 7):
             width = pb.FIXED32 if number == 6 else pb.FIXED64
             if wire != width:
-                pb.expect(wire, pb.LEN, number, a)
+                pb.expect(wire, pb.LEN, number, b)
             total += b - a
         elif number <= 5:
             if wire == pb.VARINT:
                 total += element
             else:
-                pb.expect(wire, pb.LEN, number, a)
+                pb.expect(wire, pb.LEN, number, b)
                 total += element * pb.count_varints(message, a, b)
     return total

@@ -1,0 +1,249 @@
+"""HTTP inference requests (JSON, or JSON with binary tensors behind it) to `ModelInferRequest` bytes.
+
+The outcome is what Triton 2.51 makes of the same request; where it differs is said in the comments marked
+"deviation". Model name and version are not in the message: the path decides them, and the transport appends them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.wire.kserve import protobuf as pb
+from gateway.wire.kserve.http_input import encode_input
+from gateway.wire.kserve.json_text import bad_request, load_object, quoted
+from gateway.wire.kserve.parameters import Kind, entry_field
+from gateway.wire.kserve.request_view import MAX_PARAMETERS, MAX_TENSORS, shared_memory_refused
+
+_INT64_MAX = (1 << 63) - 1
+_UINT64_MAX = (1 << 64) - 1
+_CACHE_MAX = 4096
+_NAME_CACHED_MAX = 128
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """Which outputs the caller wants in binary form: `explicit` by name, `default` for all others."""
+
+    default: bool
+    explicit: dict[str, bool]
+
+    def is_binary(self, output: str) -> bool:
+        return self.explicit.get(output, self.default)
+
+
+NOTHING_EXPLICIT: dict[str, bool] = {}
+ALL_JSON = OutputPlan(False, NOTHING_EXPLICIT)
+ALL_BINARY = OutputPlan(True, NOTHING_EXPLICIT)
+
+
+@dataclass(slots=True)
+class HttpInferRequest:
+    """A decoded request: `message` is a serialized `ModelInferRequest` without model name and version, `id` the
+    protocol's own request id ("" if none), `plan` what the response must look like.
+    """
+
+    message: bytes
+    id: str
+    plan: OutputPlan
+
+
+def parse_header_length(value: str | bytes, body_bytes: int | None = None) -> int:
+    """The value of `Inference-Header-Content-Length`. `body_bytes` is the length of the uncompressed body, where known.
+
+    Raises `GatewayError` (BAD_REQUEST) unless it is a plain decimal number within the body. Deviation: Triton 2.51
+    takes what is not a number as 0, newer releases refuse it too.
+    """
+    text = value.decode("latin-1") if isinstance(value, bytes) else value
+    text = text.strip(" \t")
+    if not text.isascii() or not text.isdigit() or len(text) > 10:
+        raise bad_request(f"Inference-Header-Content-Length must be a number of bytes, got {quoted(text)}")
+    length = int(text)
+    if body_bytes is not None and length > body_bytes:
+        raise bad_request(f"Inference-Header-Content-Length is {length}, but the body has only {body_bytes} bytes")
+    return length
+
+
+def is_raw(body: bytes | bytearray | memoryview, header_length: int | None) -> bool:
+    """Whether the body is the bytes of a single tensor: header length 0, or no body at all (`decode_raw_infer`)."""
+    return header_length == 0 or not len(body)
+
+
+def decode_http_infer(body: bytes | bytearray | memoryview, header_length: int | None = None) -> HttpInferRequest:
+    """Decode a request whose first `header_length` bytes are JSON (None: all of it).
+
+    Raises `GatewayError`: BAD_REQUEST for whatever is malformed, UNSUPPORTED for shared memory.
+    """
+    if header_length is None:
+        document = load_object(body if type(body) is bytes else memoryview(body))
+        tail = memoryview(b"")
+    else:
+        view = memoryview(body)
+        if header_length > len(view):
+            raise bad_request(
+                f"Inference-Header-Content-Length is {header_length}, but the body has only {len(view)} bytes"
+            )
+        document = load_object(view[:header_length])
+        tail = view[header_length:]
+
+    try:
+        return _decode(document, tail)
+    except UnicodeEncodeError:
+        # Only the standard library's parser lets an unpaired surrogate through.
+        raise bad_request("a string of the request holds an unpaired surrogate, which is not Unicode text") from None
+
+
+def _decode(document: dict[str, Any], tail: memoryview) -> HttpInferRequest:
+    chunks: list[bytes | memoryview] = []
+    request_id = document.get("id", "")
+    if request_id != "":
+        if type(request_id) is not str:
+            raise bad_request("'id' must be a string")
+        encoded = request_id.encode()
+        chunks += (b"\x1a", pb.varint(len(encoded)), encoded)
+
+    default = False
+    if "parameters" in document:
+        default = _encode_parameters(document["parameters"], chunks)
+
+    inputs = document.get("inputs")
+    if type(inputs) is not list:
+        raise bad_request("'inputs' must be an array of tensors" if "inputs" in document else "'inputs' is missing")
+    if len(inputs) > MAX_TENSORS:
+        raise bad_request(f"{len(inputs)} inputs are more than {MAX_TENSORS}")
+    raws: list[bytes | memoryview] = []
+    used = 0
+    for entry in inputs:
+        head, raw, used = encode_input(entry, tail, used)
+        chunks.append(head)
+        raws += (b"\x3a", pb.varint(len(raw)), raw)
+    if used != len(tail):
+        raise bad_request(f"{len(tail) - used} bytes are left behind the binary tensors of the request")
+    if len(inputs) > 1:
+        _refuse_duplicates(inputs)
+
+    plan = ALL_BINARY if default else ALL_JSON
+    if "outputs" in document:
+        plan = _encode_outputs(document["outputs"], default, chunks)
+    chunks += raws
+    return HttpInferRequest(b"".join(chunks), request_id, plan)
+
+
+def _refuse_duplicates(inputs: list[dict[str, Any]]) -> None:
+    names = {entry["name"] for entry in inputs}
+    if len(names) == len(inputs):
+        return
+    for entry in inputs:
+        if entry["name"] not in names:
+            raise bad_request(f"input {quoted(entry['name'])} is given twice")
+        names.discard(entry["name"])
+
+
+def _is_uint64(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _UINT64_MAX
+
+
+def _encode_parameters(parameters: Any, chunks: list[bytes | memoryview]) -> bool:
+    """Encode the request's parameters; returns `binary_data_output`."""
+    if type(parameters) is not dict:
+        raise bad_request("'parameters' must be an object")
+    if len(parameters) > MAX_PARAMETERS:
+        raise bad_request(f"{len(parameters)} parameters are more than {MAX_PARAMETERS}")
+    binary = False
+    for key, value in parameters.items():
+        if key == "binary_data_output":
+            if type(value) is not bool:
+                raise bad_request("parameter 'binary_data_output' must be true or false")
+            binary = value
+        else:
+            kind, checked = _typed(key, value)
+            chunks.append(entry_field(4, key, kind, checked))
+    return binary
+
+
+def _typed(key: str, value: Any) -> tuple[Kind, bool | int | str | float]:
+    """The member of `InferParameter` in which Triton wants the parameter `key`."""
+    if key == "sequence_id":
+        if type(value) is str:
+            return Kind.STRING, value
+        if not _is_uint64(value):
+            raise bad_request("parameter 'sequence_id' must be a non-negative integer or a string")
+        return Kind.INT64, value  # above int64 its two's complement, which Triton reads back as unsigned
+    if key == "sequence_start" or key == "sequence_end":
+        if type(value) is not bool:
+            raise bad_request(f"parameter '{key}' must be true or false")
+        return Kind.BOOL, value
+    if key == "priority":
+        if not _is_uint64(value):
+            raise bad_request("parameter 'priority' must be a non-negative integer")
+        return Kind.UINT64, value
+    if key == "timeout":
+        if not _is_uint64(value):
+            raise bad_request("parameter 'timeout' must be a non-negative integer, in microseconds")
+        return Kind.INT64, value  # as for sequence_id
+    if key.startswith("triton_"):
+        raise bad_request(f"parameter {quoted(key)}: names that start with 'triton_' are reserved")
+    kind = type(value)
+    if kind is bool:
+        return Kind.BOOL, value
+    if kind is str:
+        return Kind.STRING, value
+    if kind is float:
+        return Kind.DOUBLE, value
+    if kind is int:
+        if -_INT64_MAX - 1 <= value <= _INT64_MAX:
+            return Kind.INT64, value
+        try:
+            return Kind.DOUBLE, float(value)  # as Triton does
+        except OverflowError:
+            raise bad_request(f"parameter {quoted(key)} is out of range") from None
+    raise bad_request(f"parameter {quoted(key)} must be a string, an integer, a number, true or false")
+
+
+_plain_outputs: dict[str, bytes] = {}
+
+
+def _encode_outputs(outputs: Any, default: bool, chunks: list[bytes | memoryview]) -> OutputPlan:
+    """Encode the requested outputs; returns which of them are binary.
+
+    Deviation (the protocol's text over Triton 2.51): a listed output that does not say `binary_data` inherits the
+    request's `binary_data_output`. Triton takes it as JSON.
+    """
+    if type(outputs) is not list:
+        raise bad_request("'outputs' must be an array")
+    if len(outputs) > MAX_TENSORS:
+        raise bad_request(f"{len(outputs)} outputs are more than {MAX_TENSORS}")
+    explicit: dict[str, bool] = {}
+    for entry in outputs:
+        name = entry.get("name") if type(entry) is dict else None
+        if type(name) is not str:
+            raise bad_request("each entry of 'outputs' must be an object with a string 'name'")
+        parameters = entry.get("parameters")
+        if parameters:
+            if type(parameters) is not dict:
+                raise bad_request(f"'parameters' of output {quoted(name)} must be an object")
+            if "shared_memory_region" in parameters:
+                raise shared_memory_refused(f"output {quoted(name)}")
+            binary = parameters.get("binary_data", default)
+            if type(binary) is not bool:
+                raise bad_request(f"'binary_data' of output {quoted(name)} must be true or false")
+            if binary is not default or "binary_data" in parameters:
+                explicit.setdefault(name, binary)  # of an output listed twice the first counts, as in Triton
+            classes = parameters.get("classification", 0)
+            if not _is_uint64(classes):
+                raise bad_request(f"'classification' of output {quoted(name)} must be a non-negative integer")
+            if classes:
+                field = entry_field(2, "classification", Kind.INT64, min(classes, _INT64_MAX))
+                chunks.append(pb.len_field(6, pb.text_field(1, name) + field))
+                continue
+        plain = _plain_outputs.get(name)
+        if plain is None:
+            plain = pb.len_field(6, pb.text_field(1, name))
+            if len(name) <= _NAME_CACHED_MAX:
+                if len(_plain_outputs) >= _CACHE_MAX:
+                    _plain_outputs.clear()
+                _plain_outputs[name] = plain
+        chunks.append(plain)
+    if explicit:
+        return OutputPlan(default, explicit)
+    return ALL_BINARY if default else ALL_JSON

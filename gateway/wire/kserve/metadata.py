@@ -1,0 +1,211 @@
+"""Everything but inference that has the same content over both protocols: health, metadata, the repository index.
+
+Protobuf on one side, Triton's JSON on the other, plain dataclasses between. Decoders of a caller's bytes raise
+`GatewayError` (BAD_REQUEST, code INTERNAL), decoders of a replica's `GatewayError` (UPSTREAM_BROKEN).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import orjson
+
+from gateway.wire.kserve import protobuf as pb
+from gateway.wire.kserve.request_view import read_shape, unparseable
+from gateway.wire.kserve.response_view import broken
+
+SHARED_MEMORY_EXTENSIONS = frozenset(("system_shared_memory", "cuda_shared_memory"))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMetadata:
+    """One tensor of a model. `shape` has the batch dimension, as -1, where the model batches."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """A model's metadata; `versions` are those that can serve."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+
+    def with_versions(self, versions: Iterable[str]) -> ModelMetadata:
+        """The same for other versions: the union over the fleet, or the one that was asked for."""
+        return replace(self, versions=tuple(versions))
+
+    def to_json(self) -> bytes:
+        """Triton's HTTP form."""
+        return orjson.dumps(self)
+
+    def to_protobuf(self) -> bytes:
+        """A serialized `ModelMetadataResponse`."""
+        parts = [_text(1, self.name)]
+        parts += (pb.text_field(2, version) for version in self.versions)
+        parts.append(_text(3, self.platform))
+        parts += (pb.len_field(4, _tensor_bytes(tensor)) for tensor in self.inputs)
+        parts += (pb.len_field(5, _tensor_bytes(tensor)) for tensor in self.outputs)
+        return b"".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetadata:
+    """A server's name, version and extensions."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+    def without_shared_memory(self) -> ServerMetadata:
+        """The same without the extensions that the gateway refuses."""
+        kept = tuple(each for each in self.extensions if each not in SHARED_MEMORY_EXTENSIONS)
+        return replace(self, extensions=kept)
+
+    def to_json(self) -> bytes:
+        """Triton's HTTP form."""
+        return orjson.dumps(self)
+
+    def to_protobuf(self) -> bytes:
+        """A serialized `ServerMetadataResponse`."""
+        parts = [_text(1, self.name), _text(2, self.version)]
+        parts += (pb.text_field(3, extension) for extension in self.extensions)
+        return b"".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One entry of the repository index. A model that was never loaded has only a name."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+def _text(number: int, value: str) -> bytes:
+    return pb.text_field(number, value) if value else b""
+
+
+def _tensor_bytes(tensor: TensorMetadata) -> bytes:
+    body = _text(1, tensor.name) + _text(2, tensor.datatype)
+    if tensor.shape:
+        body += pb.len_field(3, b"".join(map(pb.varint, tensor.shape)))
+    return body
+
+
+def encode_bool(value: bool) -> bytes:
+    """A serialized `ServerLiveResponse`, `ServerReadyResponse` or `ModelReadyResponse`."""
+    return b"\x08\x01" if value else b""
+
+
+def decode_bool(message: bytes) -> bool:
+    """The value in one of a replica's live and ready responses."""
+    value = False
+    try:
+        for number, wire, a, b in pb.fields(message, 0, len(message)):
+            if number == 1:
+                pb.expect(wire, pb.VARINT, 1, b)
+                value = a != 0
+    except pb.WireError as error:
+        raise broken(str(error)) from None
+    return value
+
+
+def encode_model_request(name: str, version: str = "") -> bytes:
+    """A serialized `ModelReadyRequest`, `ModelMetadataRequest` or `ModelConfigRequest`."""
+    return _text(1, name) + _text(2, version)
+
+
+def decode_model_request(message: bytes, what: str = "ModelMetadataRequest") -> tuple[str, str]:
+    """Name and version in one of a caller's requests about a model; `what` is the message's name for the error."""
+    names = {1: "", 2: ""}
+    try:
+        for number, wire, a, b in pb.fields(message, 0, len(message)):
+            if number in names:
+                pb.expect(wire, pb.LEN, number, b)
+                names[number] = pb.text(message, a, b)
+    except pb.WireError as error:
+        raise unparseable(what, error) from None
+    return names[1], names[2]
+
+
+def decode_model_metadata(message: bytes) -> ModelMetadata:
+    """A replica's `ModelMetadataResponse`."""
+    names = {1: "", 3: ""}
+    versions: list[str] = []
+    tensors: dict[int, list[TensorMetadata]] = {4: [], 5: []}
+    try:
+        for number, wire, a, b in pb.fields(message, 0, len(message)):
+            if number > 5:
+                continue
+            pb.expect(wire, pb.LEN, number, b)
+            if number == 2:
+                versions.append(pb.text(message, a, b))
+            elif number in names:
+                names[number] = pb.text(message, a, b)
+            else:
+                tensors[number].append(_tensor(message, a, b))
+    except pb.WireError as error:
+        raise broken(str(error)) from None
+    return ModelMetadata(names[1], tuple(versions), names[3], tuple(tensors[4]), tuple(tensors[5]))
+
+
+def _tensor(message: bytes, start: int, stop: int) -> TensorMetadata:
+    names = {1: "", 2: ""}
+    shape: list[int] = []
+    for number, wire, a, b in pb.fields(message, start, stop):
+        if number == 3:
+            read_shape(message, wire, a, b, shape)
+        elif number in names:
+            pb.expect(wire, pb.LEN, number, b)
+            names[number] = pb.text(message, a, b)
+    return TensorMetadata(names[1], names[2], tuple(shape))
+
+
+def decode_server_metadata(message: bytes) -> ServerMetadata:
+    """A replica's `ServerMetadataResponse`."""
+    names = {1: "", 2: ""}
+    extensions: list[str] = []
+    try:
+        for number, wire, a, b in pb.fields(message, 0, len(message)):
+            if number > 3:
+                continue
+            pb.expect(wire, pb.LEN, number, b)
+            if number == 3:
+                extensions.append(pb.text(message, a, b))
+            else:
+                names[number] = pb.text(message, a, b)
+    except pb.WireError as error:
+        raise broken(str(error)) from None
+    return ServerMetadata(names[1], names[2], tuple(extensions))
+
+
+def encode_index_request(ready_only: bool = False) -> bytes:
+    """A serialized `RepositoryIndexRequest` for the whole repository."""
+    return pb.varint_field(2, 1) if ready_only else b""
+
+
+def decode_index(message: bytes) -> tuple[IndexEntry, ...]:
+    """A replica's `RepositoryIndexResponse`."""
+    entries: list[IndexEntry] = []
+    try:
+        for number, wire, start, stop in pb.fields(message, 0, len(message)):
+            if number != 1:
+                continue
+            pb.expect(wire, pb.LEN, 1, stop)
+            names = {1: "", 2: "", 3: "", 4: ""}
+            for inner, inner_wire, a, b in pb.fields(message, start, stop):
+                if inner in names:
+                    pb.expect(inner_wire, pb.LEN, inner, b)
+                    names[inner] = pb.text(message, a, b)
+            entries.append(IndexEntry(names[1], names[2], names[3], names[4]))
+    except pb.WireError as error:
+        raise broken(str(error)) from None
+    return tuple(entries)
