@@ -17,6 +17,7 @@ MODEL_NAME = r"^[^\x00-\x1f\x7f]{1,255}$"
 VERSION = r"^[1-9][0-9]{0,18}$"
 POOL_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 HOST_PORT = r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
+HOST_PORT_OR_EMPTY = r"^((\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5})?$"
 
 ModelName = Annotated[str, Meta(pattern=MODEL_NAME)]
 Version = Annotated[str, Meta(pattern=VERSION)]
@@ -31,15 +32,15 @@ class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What all structs of a policy share."""
 
 
-# --- fleet.yaml ---------------------------------------------------------------------------------------------------------
+# --- fleet.yaml -----------------------------------------------------------------------------------------------------
 
 
 class StaticReplica(Strict, frozen=True, kw_only=True):
     grpc: Annotated[HostPort, Meta(description="Address of Triton's gRPC port, `host:port`.")]
     http: Annotated[HostPort, Meta(description="Address of Triton's HTTP port, `host:port`.")]
-    metrics: Annotated[HostPort | Literal[""], Meta(description="Address of the metrics port; empty: not scraped.")] = (
-        ""
-    )
+    metrics: Annotated[
+        str, Meta(pattern=HOST_PORT_OR_EMPTY, description="Address of the metrics port; empty: not scraped.")
+    ] = ""
 
 
 class DnsReplicas(Strict, frozen=True, kw_only=True):
@@ -194,8 +195,8 @@ class GatewayPolicy(Strict, frozen=True, kw_only=True):
     forward_headers: Annotated[
         tuple[str, ...],
         Meta(
-            description="Client headers that go on to Triton: names, prefixes ending in `*`, or `*` for all but hop-by-hop, "
-            "content and credential headers."
+            description="Client headers that go on to Triton: names, prefixes ending in `*`, or `*` for all but "
+            "hop-by-hop, content and credential headers."
         ),
     ] = ("*",)
     http: Annotated[HttpLimits, Meta(description="Limits of the HTTP port.")] = HttpLimits()
@@ -237,7 +238,7 @@ class FleetPolicy(Strict, frozen=True, kw_only=True):
     records: Annotated[RecordsPolicy, Meta(description="Where prediction records go.")] = RecordsPolicy()
 
 
-# --- models/*.yaml ------------------------------------------------------------------------------------------------------
+# --- models/*.yaml --------------------------------------------------------------------------------------------------
 
 
 class Objective(Strict, frozen=True, kw_only=True):
@@ -271,8 +272,8 @@ class Admission(Strict, frozen=True, kw_only=True):
     slots_per_replica: Annotated[
         Annotated[int, Meta(ge=1, le=65_536)] | None,
         Meta(
-            description="Calls that one replica may have in flight for one version. Default: twice instances x max_batch_size of the "
-            "model's configuration (one batch running, one filling).",
+            description="Calls that one replica may have in flight for one version. Default: twice instances x "
+            "max_batch_size of the model's configuration (one batch running, one filling).",
         ),
     ] = None
     queue_max: Annotated[
@@ -291,7 +292,8 @@ class Warmup(Strict, frozen=True, kw_only=True):
     request_file: Annotated[
         str,
         Meta(
-            description="A KServe v2 JSON request to warm with, relative to the policy file. Default: zeros in the model's shapes."
+            description="A KServe v2 JSON request to warm with, relative to the policy file. Default: zeros in the "
+            "model's shapes."
         ),
     ] = ""
 
@@ -300,7 +302,8 @@ class ModelRecords(Strict, frozen=True, kw_only=True):
     tensors: Annotated[
         Literal["none", "summary", "full"],
         Meta(
-            description="What a record says of the tensors: nothing, shapes with a summary of the outputs, or all values."
+            description="What a record says of the tensors: nothing, shapes with a summary of the outputs, or all "
+            "values."
         ),
     ] = "summary"
     mandatory: Annotated[
@@ -334,8 +337,8 @@ class ModelPolicy(Strict, frozen=True, kw_only=True):
     split: Annotated[
         dict[Version, Annotated[float, Meta(ge=0, le=1_000_000)]] | None,
         Meta(
-            description="Weights over versions for calls that name none; 0 means none at all; they need not add up to 100. "
-            "Default: the highest version that is ready."
+            description="Weights over versions for calls that name none; 0 means none at all; they need not add up "
+            "to 100. Default: the highest version that is ready."
         ),
     ] = None
     admission: Annotated[Admission, Meta(description="How many calls run and wait.")] = Admission()
@@ -358,3 +361,5 @@ class PolicySet(Struct, frozen=True, kw_only=True):
     """Directory of fleet.yaml, absolute: relative paths in the policies start here."""
     fleet: FleetPolicy
     models: dict[str, ModelPolicy]
+    warmup_requests: dict[str, bytes] = {}
+    """Model to the bytes of its `warmup.request_file`, as they were when the set was loaded: part of the revision."""

@@ -1,0 +1,127 @@
+"""API keys: the key file, and who a presented key belongs to.
+
+The file holds hashes only, so reading it gives nobody a key. A key is looked up by the SHA-256 of what was presented:
+how far a wrong key agrees with a right one cannot show in the time that takes, because the hash of a near miss agrees
+with nothing. A slow password hash would add nothing, since keys are random and not chosen by people.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from typing import Annotated
+
+from msgspec import Meta
+
+from gateway.core.call import ANONYMOUS, Identity
+from gateway.core.errors import GatewayError, Reason
+from gateway.policy.decode import decode
+from gateway.policy.files import KEYS_BYTES_MAX
+from gateway.policy.problems import Path, Problems
+from gateway.policy.schema import ModelName, Strict
+from gateway.policy.words import name_pattern
+from gateway.policy.yaml_tree import Mapping as MappingNode
+from gateway.policy.yaml_tree import Sequence, parse
+
+KEY_BYTES_MAX = 512
+"""A longer key is refused unread: hashing must not be a way to burn the gateway's time."""
+
+SECRET_BYTES_MIN = 16
+
+TENANT = name_pattern(
+    r"^[A-Za-z0-9]([A-Za-z0-9._@-]{0,62}[A-Za-z0-9])?$",
+    "a tenant's name",
+    "use letters, digits and inner `.`, `_`, `@`, `-`, at most 64 characters",
+)
+SHA256 = name_pattern(
+    r"^[0-9a-f]{64}$", "the SHA-256 of a key", "write 64 lower-case hexadecimal digits in quotes, never the key itself"
+)
+
+
+class KeyEntry(Strict, frozen=True, kw_only=True):
+    """One key of the key file. A tenant may have several, so that keys can be changed without a gap."""
+
+    tenant: Annotated[str, Meta(pattern=TENANT, description="Who calls with this key.")]
+    sha256: Annotated[str, Meta(pattern=SHA256, description="SHA-256 of the key, 64 lower-case hexadecimal digits.")]
+    models: Annotated[
+        tuple[ModelName, ...] | None, Meta(description="Models that the tenant may call with it. Default: all.")
+    ] = None
+    may_explain: Annotated[bool, Meta(description="May see replica names in `x-sluice-explain`.")] = False
+
+
+class AnonymousAuthenticator:
+    """`mode: none`: everybody is the one tenant `anonymous`, whatever key they send."""
+
+    __slots__ = ()
+
+    def identify(self, api_key: str | None) -> Identity:
+        return ANONYMOUS
+
+
+class KeyRing:
+    """`mode: api_key`: a key is needed. Immutable; a changed file makes a new ring."""
+
+    __slots__ = ("_by_digest",)
+
+    def __init__(self, by_digest: Mapping[bytes, Identity]) -> None:
+        self._by_digest = dict(by_digest)
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def identify(self, api_key: str | None) -> Identity:
+        """Raises `GatewayError` (UNAUTHENTICATED); the text does not tell an unknown key from an impossible one."""
+        if not api_key:
+            raise GatewayError(Reason.UNAUTHENTICATED, "an API key is needed and none was sent")
+        # isascii first: it is a flag of the string, and makes characters and bytes the same number.
+        identity = None
+        if api_key.isascii() and len(api_key) <= KEY_BYTES_MAX:
+            identity = self._by_digest.get(hashlib.sha256(api_key.encode("ascii")).digest())
+        if identity is None:
+            raise GatewayError(Reason.UNAUTHENTICATED, "the API key is not known")
+        return identity
+
+
+def parse_keys(data: bytes, file_name: str) -> KeyRing:
+    """A key file's content: a YAML list of `KeyEntry`. Raises `PolicyError` with every problem found."""
+    problems = Problems()
+    root = parse(data, file_name, KEYS_BYTES_MAX, problems)
+    if isinstance(root, MappingNode):
+        problems.add(
+            file_name, root.where, (), "a mapping stands where a list of keys is wanted", "begin with `- tenant:`"
+        )
+    elif root is not None:
+        document = decode(root, tuple[KeyEntry, ...], "keys", file_name, problems)
+        if isinstance(root, Sequence) and not root.items:
+            problems.add(file_name, root.where, (), "there is no key in it", "give at least one, or write `mode: none`")
+        by_digest: dict[bytes, Identity] = {}
+        lines: dict[str, int] = {}
+        for i in range(len(root.items) if isinstance(root, Sequence) else 0):
+            tenant, sha256 = document.get(i, "tenant"), document.get(i, "sha256")
+            models, explain = document.get(i, "models"), document.get(i, "may_explain")
+            path: Path = (i, "sha256")
+            where = document.where(*path)
+            if sha256 is not None and sha256 in lines:
+                message = f"this key stands already in line {lines[sha256]}"
+                problems.add(file_name, where, path, message, "each key stands once")
+            if tenant is not None and tenant.lower() == ANONYMOUS.tenant:
+                remedy = "choose another name: it means callers without a key"
+                problems.add(file_name, document.where(i, "tenant"), (i, "tenant"), f"`{tenant}` is reserved", remedy)
+            if models is not None and not models:
+                remedy = "name models, or remove the key `models` to allow all"
+                problems.add(file_name, document.where(i, "models"), (i, "models"), "the list is empty", remedy)
+            if sha256 is not None and tenant is not None:
+                lines.setdefault(sha256, where.line)
+                allowed = None if models is None else frozenset(models)
+                by_digest[bytes.fromhex(sha256)] = Identity(tenant, allowed, bool(explain))
+    problems.raise_if_any()
+    return KeyRing(by_digest)
+
+
+def new_key(secret: bytes) -> tuple[str, str]:
+    """A key to hand out, made from random bytes that are passed in, and the SHA-256 to put into the key file."""
+    if len(secret) < SECRET_BYTES_MIN:
+        raise ValueError(f"a key needs at least {SECRET_BYTES_MIN} random bytes, {len(secret)} were given")
+    key = "slk_" + base64.urlsafe_b64encode(secret).decode("ascii").rstrip("=")
+    return key, hashlib.sha256(key.encode("ascii")).hexdigest()

@@ -1,0 +1,131 @@
+"""Keys and values of the design that need layers which do not exist yet.
+
+A policy that asks for hedging and silently gets none is worse than one that is refused, so each of these is refused by
+name, with what will bring it. When a layer arrives its row leaves this table and its key enters `schema.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+FileKind = Literal["fleet", "model", "keys"]
+
+_RETRY = "sending a call again comes with the layer `attempts`"
+_BREAKER = "taking a failing replica out by its error rate comes with the layer `attempts`; probes work already"
+_ROLLOUT = "rollouts come with the version gate; until then move the weights of `split` by hand"
+_COHORT = "sticky choices between versions come with the full layer `route`"
+_REDIS = "state shared between gateways comes with the stores; each gateway stands alone until then"
+_CLASSES = "priority classes come with the full layer `admit`; all calls are equal until then"
+
+MODEL_KEYS: dict[str, str] = {
+    "alias": "other names for a model come with the full layer `route`",
+    "aliases": "other names for a model come with the full layer `route`",
+    "batch": "the batch regime comes with the jobs set",
+    "breaker": _BREAKER,
+    "cache": "answers are stored once the layer `cache` is there",
+    "canary": _ROLLOUT,
+    "classes": _CLASSES,
+    "coalesce": "sharing one execution between equal calls comes with the layer `coalesce`",
+    "cohort": _COHORT,
+    "cohorts": _COHORT,
+    "deadline.first_response_s": "limits of streams come with streaming",
+    "deadline.idle_s": "limits of streams come with streaming",
+    "deadline.stages": "a budget per stage comes with the full layer `deadline`; one budget covers the call until then",
+    "deadline.total_s": "limits of streams come with streaming",
+    "ejection": _BREAKER,
+    "fairness": "fair shares between tenants come with the full layer `admit`",
+    "features": "fetching features comes with the layer `features`; send complete inputs until then",
+    "freshness_s": "the age limit of stored answers comes with the layer `cache`",
+    "hedge": "a second attempt on another replica comes with the layer `attempts`",
+    "hedging": "a second attempt on another replica comes with the layer `attempts`",
+    "interactive": "choosing defaults by the kind of caller comes with priority classes in the layer `admit`",
+    "latency_critical": "choosing defaults by the kind of caller comes with priority classes in the layer `admit`",
+    "limits.batch_max": "a limit on the batch comes with the full gate; Triton's max_batch_size holds until then",
+    "limits.input_length_max": "a limit on the input's length comes with the full gate; `body_bytes_max` holds already",
+    "manifest": _ROLLOUT,
+    "objective.cost_per_1k": "cost as the objective comes with the batch regime; give `p99_ms`",
+    "override": "`x-sluice-version` comes with the full layer `route`; name the version in the path until then",
+    "overrides": "`x-sluice-version` comes with the full layer `route`; name the version in the path until then",
+    "placement": "placing models on replicas comes with the scaling set",
+    "priority": _CLASSES,
+    "quota": "quotas of tenants come with the full gate",
+    "quotas": "quotas of tenants come with the full gate",
+    "read_only": "it permits hedging, re-sending, coalescing and caching, which come with their layers",
+    "retries": _RETRY,
+    "retry": _RETRY,
+    "rollout": _ROLLOUT,
+    "scale": "scaling signals come with the scaling set",
+    "shadow": "copies of calls to another version come with the layer `shadow`",
+    "stages": "a budget per stage comes with the full layer `deadline`; one budget covers the call until then",
+    "stream": "streams come with the data plane",
+    "version_override": "`x-sluice-version` comes with the full layer `route`; name the version in the path until then",
+    "x-sluice-version": "the override comes with the full layer `route`; name the version in the path until then",
+    "records.redact": "redaction comes with the record sinks; `records.tensors: none` keeps values out already",
+    "records.sample": "sampling of tensors comes with the record sinks; choose `records.tensors` until then",
+}
+"""Dotted key of a model's file to the sentence that explains it."""
+
+FLEET_KEYS: dict[str, str] = {
+    "classes": _CLASSES,
+    "gateway.tls": "TLS on the client ports comes with the full edge; let the balancer end it until then",
+    "identity.header": "a tenant from a trusted header comes with the full gate",
+    "identity.jwt": "JWT comes with the full gate; use `mode: api_key`",
+    "identity.mtls": "client certificates come with the full gate; use `mode: api_key`",
+    "identity.trusted_networks": "a tenant from a trusted header comes with the full gate",
+    "pools.*.breaker": _BREAKER,
+    "pools.*.cost": "choosing between pools by cost comes with the ladder",
+    "pools.*.ejection": _BREAKER,
+    "pools.*.scale": "scaling signals come with the scaling set",
+    "pools.*.tls": "TLS to replicas comes with the full transport; keep the pool on a private network until then",
+    "quotas": "quotas of tenants come with the full gate",
+    "records.sample": "sampling comes with the record sinks",
+    "records.sinks": "other sinks come with the record sinks; JSON lines in `records.dir` are written already",
+    "redis": _REDIS,
+    "retry_budget": _RETRY,
+    "scale": "scaling signals come with the scaling set",
+    "stores": _REDIS,
+    "tenants": "settings per tenant come with the full gate; allowed models stand in the key file",
+    "tls": "TLS on the client ports comes with the full edge; let the balancer end it until then",
+    "tracing": "spans come with the trace exporter; `traceparent` is passed on and recorded already",
+}
+
+MODEL_VALUES: dict[tuple[str, str], str] = {
+    (
+        "ladder",
+        "*",
+    ): "lower answers come with the layer `ladder`; write `ladder: none`, and in `impact` what users feel",
+    ("regime", "async"): "the asynchronous regime comes with the jobs set",
+    ("regime", "batch"): "the batch regime comes with the jobs set",
+    ("regime", "stream"): "streams come with the data plane",
+    ("regime", "streaming"): "streams come with the data plane",
+}
+"""Dotted key and value (`*`: any other) to the sentence that explains it."""
+
+FLEET_VALUES: dict[tuple[str, str], str] = {
+    ("identity.mode", "jwt"): "JWT comes with the full gate; use `api_key`",
+    ("identity.mode", "mtls"): "client certificates come with the full gate; use `api_key`",
+    ("identity.mode", "header"): "a tenant from a trusted header comes with the full gate; use `api_key`",
+}
+
+
+def later_key(kind: FileKind, path: tuple[str | int, ...]) -> str:
+    """Why this key cannot be used yet, or "" if nothing is known of it.
+
+    A name that stands in the table is recognised at another depth too: whoever writes `retries` under `deadline` wants
+    to know that there are none.
+    """
+    table = MODEL_KEYS if kind == "model" else FLEET_KEYS if kind == "fleet" else {}
+    names = [str(step) for step in path]
+    if kind == "fleet" and len(names) > 2 and names[0] == "pools":
+        names[1] = "*"
+    exact = table.get(".".join(names))
+    if exact is not None:
+        return exact
+    return next((reason for key, reason in table.items() if key.rpartition(".")[2] == names[-1]), "")
+
+
+def later_value(kind: FileKind, path: tuple[str | int, ...], value: str) -> str:
+    """Why this value of a known key cannot be used yet, or ""."""
+    table = MODEL_VALUES if kind == "model" else FLEET_VALUES if kind == "fleet" else {}
+    key = ".".join(str(step) for step in path)
+    return table.get((key, value)) or table.get((key, "*"), "")
