@@ -78,10 +78,10 @@ class Replicas(Strict, frozen=True, kw_only=True):
 
 class Health(Strict, frozen=True, kw_only=True):
     interval_ms: Annotated[int, Meta(ge=50, le=60_000, description="Milliseconds between two probes of a replica.")] = (
-        1000
+        500
     )
     timeout_ms: Annotated[int, Meta(ge=10, le=60_000, description="A probe not answered in this time has failed.")] = (
-        1000
+        500
     )
     recheck_ms: Annotated[
         int, Meta(ge=10, le=60_000, description="After a failed probe the next comes this soon, in milliseconds.")
