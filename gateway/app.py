@@ -17,8 +17,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gateway.admin.server import AdminServers, start_admin
-from gateway.assembly import Assembly, Parts
+from gateway.admin.fleet import FleetState
+from gateway.admin.health import MetricsPage
+from gateway.admin.listen import ListenError as AdminListenError
+from gateway.admin.server import AdminServers
+from gateway.admin.server import start as start_admin
+from gateway.admin.token import TokenError, ensure_token
+from gateway.assembly import VERSION, Assembly, Parts
 from gateway.core.faces import Authenticator
 from gateway.edge.explain import Explainer
 from gateway.edge.grpc_server import GrpcServer
@@ -79,6 +84,7 @@ class App:
                 record_workers=self._record_workers,
                 record_store=self._store,
                 authenticator=authenticator,
+                breathe=breathe,
             ),
         )
         gateway, assembly = policies.fleet.gateway, self.assembly
@@ -120,7 +126,7 @@ class App:
             await self._record_workers.run(self._store.open)
             self.assembly.start()
             await self._listen()
-        except (OSError, ListenError, PolicyError) as error:
+        except (OSError, ListenError, AdminListenError, TokenError, PolicyError) as error:
             await self.aclose()
             raise StartError(str(error)) from error
         except BaseException:
@@ -129,14 +135,17 @@ class App:
 
     async def _listen(self) -> None:
         listen = self.policies.fleet.gateway.listen
+        state_dir = self._path(self.policies.fleet.gateway.state_dir)
+        token = await self._workers.run(lambda: ensure_token(state_dir))
+        page = MetricsPage(self.assembly.metrics, self.clock, self._workers, breathe=breathe)
         self._admin = await start_admin(
             metrics_address=listen.metrics,
             admin_address=listen.admin,
-            state_dir=self._path(self.policies.fleet.gateway.state_dir),
-            metrics=self.assembly.metrics,
+            token=token,
+            page=page.get,
             ready=self.assembly.catalogue.server_ready,
-            statistics=self.statistics,
-            clock=self.clock,
+            fleet=self._fleet_state,
+            metrics_id=self.assembly.metrics.replica_label,
             workers=self._workers,
         )
         http = await self.http.start(listen.http)
@@ -169,14 +178,24 @@ class App:
         self._workers.close()
         return figures
 
-    def statistics(self, now_s: float) -> Mapping[str, Any]:
-        """For the admin port."""
-        return {
+    def _fleet_state(self) -> FleetState:
+        """What the admin port shows of this instant."""
+        now_s = self.clock.now_s()
+        statistics = {
             **self.assembly.statistics(now_s),
             "http": self.http.statistics(now_s),
             "grpc": self.grpc.statistics(now_s),
             "keys": None if self._keys is None else self._keys.statistics(now_s),
         }
+        return FleetState(
+            snapshot=self.assembly.directory.snapshot,
+            now_s=now_s,
+            wall_s=self.clock.wall_s(),
+            state="draining" if self.assembly.draining else "serving",
+            policy_revision=self.policies.revision,
+            version=VERSION,
+            statistics=statistics,
+        )
 
     def _path(self, relative: str) -> Path:
         return Path(os.path.normpath(Path(self.policies.base_dir) / relative))

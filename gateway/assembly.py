@@ -53,6 +53,8 @@ class Parts:
     """Of their own: a disk that hangs must not delay a look-up."""
     record_store: RecordStore
     authenticator: Authenticator
+    breathe: Callable[[], None] | None = None
+    """Called by the record writer between lines, so that it lets go of the interpreter."""
     wrap_transport: Callable[[Service], Service] = lambda service: service
     """For tests: put something between track and transport."""
 
@@ -93,9 +95,7 @@ class _Measures:
     def call_ended(
         self, call: Call, outcome: Outcome, error: GatewayError | None, answer: bytes | None, now_s: float
     ) -> None:
-        self._metrics.observe_call(
-            call, outcome, error, now_s, answer_bytes=0 if answer is None else len(answer), protocol=call.protocol
-        )
+        self._metrics.observe_call(call, outcome, error, now_s, answer_bytes=0 if answer is None else len(answer))
 
 
 class Assembly:
@@ -116,7 +116,9 @@ class Assembly:
             revision=policies.revision,
             replica_key=chance.stream("observe.replica_key").randbytes(32),
         )
-        self.record_log = RecordLog(policies.fleet.records, clock, parts.record_workers, parts.record_store)
+        self.record_log = RecordLog(
+            policies.fleet.records, clock, parts.record_workers, parts.record_store, breathe=parts.breathe
+        )
         self.directory = Directory(
             policies,
             parts.connector_of,

@@ -180,7 +180,7 @@ class GrpcServer:
             model, version = decode_model_request(message, f"{name}Request")
             _check_version(version)
         if name == "ModelReady":
-            return encode_bool(catalogue.model_ready(model, version))
+            return encode_bool(self._model_ready(model, version))
         headers = self._headers(context)
         if headers.fault is not None:
             raise headers.fault
@@ -192,6 +192,15 @@ class GrpcServer:
         if name == "ModelMetadata":
             return catalogue.model_metadata(model, version)
         return catalogue.model_config(model, version).proto
+
+    def _model_ready(self, model: str, version: str) -> bool:
+        """As Triton 2.51 answers over gRPC: what it does not know is not ready, and that is no error."""
+        try:
+            return self._catalogue.model_ready(model, version)
+        except GatewayError as error:
+            if error.reason in (Reason.UNKNOWN_MODEL, Reason.UNKNOWN_VERSION):
+                return False
+            raise
 
     # --- inference --------------------
 

@@ -1,0 +1,159 @@
+"""The gateway as its users run it: `sluice serve` in a process of its own, over policies written for the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+READY_S = 60.0
+PORTS = ("http", "grpc", "metrics", "admin")
+
+MODEL_POLICIES: Mapping[str, Mapping[str, Any]] = {
+    "fraud": {"objective": {"p99_ms": 200}, "versions": ["1", "2"], "split": {"2": 100}},
+    "fraud-lite": {"objective": {"p99_ms": 200}},
+    "identity": {"objective": {"p99_ms": 200}},
+    "accel": {"objective": {"p99_ms": 1000}},
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def write_policies(
+    directory: Path,
+    replicas: Sequence[Mapping[str, str]],
+    *,
+    models: Mapping[str, Mapping[str, Any]] = MODEL_POLICIES,
+    fleet: Mapping[str, Any] | None = None,
+    pool: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
+    """Write a policy directory (JSON is YAML). Returns the four addresses to listen on."""
+    listen = {name: f"127.0.0.1:{free_port()}" for name in PORTS}
+    more = dict(fleet or {})
+    gateway = {
+        "listen": listen,
+        "state_dir": "state",
+        "drain": {"announce_s": 0.2, "finish_s": 10},
+        **more.pop("gateway", {}),
+    }
+    document = {
+        "pools": {"cpu": {"replicas": {"static": list(replicas)}, "health": {"interval_ms": 300}, **(pool or {})}},
+        "gateway": gateway,
+        "records": {"dir": "records"},
+        **more,
+    }
+    (directory / "models").mkdir(parents=True, exist_ok=True)
+    (directory / "fleet.yaml").write_text(json.dumps(document, indent=1))
+    for name, policy in models.items():
+        body = {
+            "model": name,
+            "pool": "cpu",
+            "ladder": "none",
+            "impact": "A test sees an error and says so.",
+            "warmup": {"calls": 1},
+            **policy,
+        }
+        file_name = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
+        (directory / "models" / f"{file_name}.yaml").write_text(json.dumps(body, indent=1))
+    return listen
+
+
+class GatewayProcess:
+    """A running gateway. `stop` is SIGTERM, unless a signal was sent already, and returns the exit code."""
+
+    def __init__(self, directory: Path, listen: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
+        self.directory = directory
+        self.listen = dict(listen)
+        self.log = directory / "gateway.log"
+        self._signalled = False
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gateway", "serve", str(directory), *arguments],
+                cwd=ROOT,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def http(self) -> str:
+        return self.listen["http"]
+
+    @property
+    def grpc(self) -> str:
+        return self.listen["grpc"]
+
+    def get(self, port: str, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
+        """GET from one of the four ports; the status and the body, whatever the status."""
+        request = urllib.request.Request(f"http://{self.listen[port]}{path}", headers=dict(headers or {}))
+        try:
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return response.status, response.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    def wait_ready(self, timeout_s: float = READY_S) -> GatewayProcess:
+        end_s = time.monotonic() + timeout_s
+        while time.monotonic() < end_s:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the gateway ended with {self.process.returncode}:\n{self.log_text()}")
+            try:
+                if self.get("metrics", "/readyz")[0] == 200:
+                    return self
+            except OSError:
+                pass
+            time.sleep(0.05)
+        raise AssertionError(f"the gateway was not ready within {timeout_s} s:\n{self.log_text()}")
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace")[-20_000:]
+
+    def records(self) -> list[dict[str, Any]]:
+        """All prediction records written so far, without the lines that count drops."""
+        found = []
+        for file in sorted((self.directory / "records").glob("*.jsonl")):
+            for line in file.read_bytes().splitlines():
+                record = json.loads(line)
+                if "request_id" in record:
+                    found.append(record)
+        return found
+
+    def signal(self, number: signal.Signals) -> None:
+        self._signalled = True
+        self.process.send_signal(number)
+
+    def stop(self, timeout_s: float = 30.0) -> int:
+        if self.process.poll() is None and not self._signalled:
+            self.signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(
+                f"the gateway did not end within {timeout_s} s of SIGTERM:\n{self.log_text()}"
+            ) from None
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def __enter__(self) -> GatewayProcess:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.kill()
