@@ -91,8 +91,9 @@ def _run(arguments: argparse.Namespace, policies: PolicySet) -> dict[str, object
                 print("\ndemo: stopping")
             code = _stop(gateway)
         servers = [server.spec.name for server in fleet]
+        prefixes = tuple(server.run.shm_prefix for server in fleet if server.run is not None)
     records = _count_records(policies, traffic)
-    left = _left_in_shared_memory()
+    left = _left_in_shared_memory(prefixes)
     return {
         "ok": traffic.errors == 0 and traffic.calls > 0 and records == traffic.calls and code == 0 and not left,
         "calls": traffic.calls,
@@ -138,21 +139,29 @@ def _gateway(policies: PolicySet) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _wait_ready(process: subprocess.Popen[bytes], policies: PolicySet, log: Path) -> None:
-    address = policies.fleet.gateway.listen.metrics
-    url = f"http://127.0.0.1:{address.rpartition(':')[2]}/readyz"
+    listen = policies.fleet.gateway.listen
+    urls = [f"http://127.0.0.1:{listen.metrics.rpartition(':')[2]}/readyz"]
+    for model in policies.models:
+        urls.append(f"http://127.0.0.1:{listen.http.rpartition(':')[2]}/v2/models/{model}/ready")
     waited_s, step_s = 0.0, 0.2
     while waited_s < READY_TIMEOUT_S:
         if process.poll() is not None:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
             raise DemoError(f"the gateway ended with code {process.returncode}; its last words:\n{tail}")
-        try:
-            with urllib.request.urlopen(url, timeout=1):
-                print("demo: the gateway is ready: every model has a warmed replica")
-                return
-        except (urllib.error.URLError, OSError):
-            waited_s += step_s
-            _pause(step_s)
+        if all(_answers(url) for url in urls):
+            print("demo: the gateway is ready: every model has a warmed replica")
+            return
+        waited_s += step_s
+        _pause(step_s)
     raise DemoError(f"the gateway was not ready within {READY_TIMEOUT_S:.0f} s; see {log}")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
 
 
 def _pause(seconds: float) -> None:
@@ -204,10 +213,8 @@ def _count_records(policies: PolicySet, traffic: Traffic) -> int:
     return len(found) - twice
 
 
-def _left_in_shared_memory() -> list[str]:
-    from deploy.local.processes import SHM_PREFIX
-
-    return sorted(path.name for path in Path("/dev/shm").glob(f"{SHM_PREFIX}*"))
+def _left_in_shared_memory(prefixes: tuple[str, ...]) -> list[str]:
+    return sorted(path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(prefixes))
 
 
 def _print_summary(summary: dict[str, object]) -> None:

@@ -1,0 +1,77 @@
+"""Readings for the page from what others show: the fleet's snapshot, admission's rows, background jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from gateway.core.snapshot import FleetSnapshot
+from gateway.observe import labels
+from gateway.observe.metrics import Metrics
+from gateway.observe.table import Reading
+
+
+def fleet_readings(snapshot: FleetSnapshot, metrics: Metrics, now_s: float) -> Iterable[Reading]:
+    """States, and what Triton says of itself. Models without a policy are summed up as `other`."""
+    states: Counter[tuple[str, str, str, str]] = Counter()
+    pending: Counter[tuple[str, str, str, str]] = Counter()
+    for replica in snapshot.replicas:
+        pool = labels.text(replica.pool)
+        here = (pool, metrics.replica_label(replica.id))
+        yield "sluice_replica_state", (*here, replica.state.value), 1.0
+        if replica.scraped_s is not None:
+            yield "sluice_triton_scrape_age_seconds", here, max(0.0, now_s - replica.scraped_s)
+        for number, gpu in enumerate(replica.gpus):
+            for name, value in (
+                ("sluice_gpu_utilisation_ratio", gpu.utilisation),
+                ("sluice_gpu_memory_used_bytes", gpu.memory_used_bytes),
+                ("sluice_gpu_memory_total_bytes", gpu.memory_total_bytes),
+            ):
+                if value is not None:
+                    yield name, (*here, str(number)), value
+        for model in replica.models.values():
+            what = (metrics.model_label(model.name), metrics.version_label(model.name, model.version))
+            states[(pool, *what, model.state.value)] += 1
+            if model.pending is not None:
+                pending[(*here, *what)] += model.pending
+            if labels.OTHER in what:
+                continue
+            for name, value in (
+                ("sluice_triton_queue_seconds", _seconds(model.queue_us)),
+                ("sluice_triton_compute_seconds", _seconds(model.compute_us)),
+                ("sluice_triton_batch_size", model.batch_fill),
+            ):
+                if value is not None:
+                    yield name, (*here, *what), value
+    for key, count in states.items():
+        yield "sluice_model_replicas", key, count
+    for key, count in pending.items():
+        yield "sluice_triton_pending_requests", key, count
+
+
+def admission_readings(rows: Iterable[tuple[str, str, str, int, int, int]], metrics: Metrics) -> Iterable[Reading]:
+    """From (pool, model, version, in flight, queued, slots)."""
+    sums: dict[tuple[str, str, str], list[int]] = {}
+    for pool, model, version, in_flight, queued, slots in rows:
+        key = (labels.text(pool), metrics.model_label(model), metrics.version_label(model, version))
+        total = sums.setdefault(key, [0, 0, 0])
+        total[0] += in_flight
+        total[1] += queued
+        total[2] += slots
+    for key, (in_flight, queued, slots) in sums.items():
+        yield "sluice_calls_in_flight", key, in_flight
+        yield "sluice_calls_queued", key, queued
+        yield "sluice_slots", key, slots
+
+
+def job_readings(restarts: Mapping[str, int]) -> Iterable[Reading]:
+    """From the supervisor's count of restarts by job."""
+    sums: Counter[str] = Counter()
+    for name, count in restarts.items():
+        sums[labels.job(name)] += count
+    for name, count in sums.items():
+        yield "sluice_background_restarts_total", (name,), count
+
+
+def _seconds(microseconds: float | None) -> float | None:
+    return None if microseconds is None else microseconds / 1e6

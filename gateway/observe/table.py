@@ -1,0 +1,131 @@
+"""Every metric of the gateway: name, kind, labels, meaning. `docs/metrics.md` is made from this table, and nothing is
+exposed that does not stand in it.
+
+Names start with `sluice_`, units are seconds and bytes, counters end in `_total`. Every label value comes from a closed
+set (`labels.py`) or from the policies and the fleet; never from a caller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram", "summary"]
+
+Reading = tuple[str, tuple[str, ...], float]
+"""One value for the page, from a live object: metric name, label values in the table's order, value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    meaning: str
+
+
+def _counter(name: str, labels: str, meaning: str) -> Row:
+    return Row(name, "counter", tuple(labels.split()), meaning)
+
+
+def _gauge(name: str, labels: str, meaning: str) -> Row:
+    return Row(name, "gauge", tuple(labels.split()), meaning)
+
+
+TABLE: tuple[Row, ...] = (
+    # Calls.
+    _counter(
+        "sluice_calls_total",
+        "protocol model code reason",
+        "Calls that ended, by canonical code and by the reason they were not answered (empty if they were).",
+    ),
+    Row(
+        "sluice_call_duration_seconds",
+        "histogram",
+        ("model",),
+        "From a call's first byte to the end of its reply, whatever the end. One bound is the model's objective.",
+    ),
+    Row(
+        "sluice_call_stage_seconds",
+        "summary",
+        ("model", "stage"),
+        "Time per stage of the calls that entered it: receive, route, queue, upstream, write.",
+    ),
+    Row(
+        "sluice_queue_wait_seconds",
+        "histogram",
+        ("model",),
+        "From a version's choice to the permit or to giving up, of calls that came so far.",
+    ),
+    _counter("sluice_answers_total", "model version rung", "Calls that were answered, by the version that answered."),
+    _counter("sluice_call_bytes_total", "model direction", "Bytes of messages in canonical form: in and out."),
+    _counter("sluice_attempts_total", "pool model kind outcome", "Sends to replicas."),
+    _counter("sluice_replica_attempts_total", "pool replica outcome", "The same by replica."),
+    # Admission.
+    _gauge("sluice_calls_in_flight", "pool model version", "Calls that hold a permit now."),
+    _gauge("sluice_calls_queued", "pool model version", "Calls that wait for a permit now."),
+    _gauge("sluice_slots", "pool model version", "Permits that the ready replicas have together."),
+    # The client ports.
+    _counter(
+        "sluice_requests_without_call_total",
+        "protocol route status",
+        "Requests answered on the client ports without a call: control queries, unknown routes, malformed ones.",
+    ),
+    _gauge("sluice_connections_open", "protocol", "Client connections."),
+    _counter("sluice_connections_refused_total", "protocol", "Client connections closed at once: over the limit."),
+    _counter(
+        "sluice_protocol_faults_total", "protocol kind", "Clients that broke a protocol, or were too slow for it."
+    ),
+    _counter(
+        "sluice_internal_faults_total", "protocol", "Answers that failed by a fault of the gateway; each is logged."
+    ),
+    _gauge("sluice_body_memory_bytes", "", "Request bodies held now."),
+    _gauge("sluice_body_memory_limit_bytes", "", "What they may come to (`gateway.body_memory_bytes`)."),
+    # The fleet.
+    _gauge("sluice_replica_state", "pool replica state", "1 for the state that the replica is in."),
+    _gauge("sluice_model_replicas", "pool model version state", "Replicas by the state of the model version on them."),
+    _counter("sluice_probe_failures_total", "pool replica probe", "Health checks and scrapes that failed."),
+    _counter("sluice_warmup_calls_total", "model outcome", "Calls sent to warm a new model version: ok or failed."),
+    _gauge(
+        "sluice_triton_pending_requests", "pool replica model version", "Requests waiting in Triton, by its own count."
+    ),
+    _gauge("sluice_triton_queue_seconds", "pool replica model version", "Mean wait in Triton's queue, last interval."),
+    _gauge(
+        "sluice_triton_compute_seconds", "pool replica model version", "Mean execution time in Triton, last interval."
+    ),
+    _gauge(
+        "sluice_triton_batch_size", "pool replica model version", "Mean batch of an execution in Triton, last interval."
+    ),
+    _gauge("sluice_triton_scrape_age_seconds", "pool replica", "Since the last good read of Triton's metrics."),
+    _gauge("sluice_gpu_utilisation_ratio", "pool replica gpu", "0 to 1, as Triton reports it; gpu is an ordinal."),
+    _gauge("sluice_gpu_memory_used_bytes", "pool replica gpu", "As Triton reports it."),
+    _gauge("sluice_gpu_memory_total_bytes", "pool replica gpu", "As Triton reports it."),
+    # Records.
+    _counter("sluice_records_written_total", "", "Prediction records handed to the operating system."),
+    _counter("sluice_records_dropped_total", "reason", "Prediction records lost, by reason (docs/records.md)."),
+    _counter("sluice_records_thinned_total", "reason", "Prediction records kept without their bodies."),
+    _counter("sluice_record_write_failures_total", "reason", "Writes that failed and were or will be tried again."),
+    _gauge("sluice_records_queued", "", "Prediction records that wait to be written."),
+    _gauge("sluice_records_queued_bytes", "", "Bytes that they hold, reservations included."),
+    _gauge("sluice_records_reserved", "", "Room claimed by calls in flight whose record is mandatory."),
+    _gauge("sluice_records_oldest_age_seconds", "", "How long the oldest of them has waited."),
+    # The process.
+    _gauge("sluice_build_info", "version policy_revision", "1."),
+    _gauge("sluice_ready", "", "1 if the gateway can serve."),
+    _gauge("sluice_draining", "", "1 after SIGTERM."),
+    _counter(
+        "sluice_background_restarts_total", "job", "Background jobs that ended by themselves and were started again."
+    ),
+    Row("sluice_event_loop_lag_seconds", "histogram", (), "How late the event loop's timers fire; calls wait as long."),
+    _counter("sluice_metrics_source_failures_total", "source", "Parts of this page that could not be collected."),
+    _gauge("sluice_metrics_series_cut", "", "Series left out of this page because their metric has too many."),
+    # prometheus-client's process collector (Linux).
+    _gauge("process_virtual_memory_bytes", "", "Virtual memory size in bytes."),
+    _gauge("process_resident_memory_bytes", "", "Resident memory size in bytes."),
+    _gauge("process_start_time_seconds", "", "Start time of the process since unix epoch in seconds."),
+    _counter("process_cpu_seconds_total", "", "Total user and system CPU time spent in seconds."),
+    _gauge("process_open_fds", "", "Number of open file descriptors."),
+    _gauge("process_max_fds", "", "Maximum number of open file descriptors."),
+)
+
+ROWS = {row.name: row for row in TABLE}
