@@ -19,7 +19,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
 
 @pytest.fixture(scope="session")
 def bounded_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
-    """One real server, triton-0, with `accel` alone and a queue policy: 64 waiting calls, timeouts, full cancellation."""
+    """One real server, triton-0: `accel` alone, with a queue policy (64 waiting calls, timeouts, full cancellation)."""
     bounded = ["--model-config-name=bounded"]
     logs = tmp_path_factory.mktemp("bounded-triton-logs")
     with LocalFleet(1, ["accel"], ports=free_ports(1), log_dir=logs, arguments=bounded) as servers:
