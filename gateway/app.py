@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import logging
 import os
 import signal
@@ -46,6 +47,7 @@ _log = logging.getLogger("sluice")
 
 FORCED_EXIT_CODE = 1
 WORKER_THREADS = 4
+CLOSE_LIMIT_S = 2.0
 RECORD_THREADS = 2
 
 
@@ -56,8 +58,11 @@ class StartError(Exception):
 class App:
     """One gateway process."""
 
-    def __init__(self, policies: PolicySet) -> None:
+    def __init__(self, policies: PolicySet, token: str) -> None:
         self.policies = policies
+        self.hanging = False
+        """A worker thread will not end: the process must end without it."""
+        self._token = token
         self.clock = SystemClock()
         self.chance = Chance.from_system()
         self._workers = ThreadWorkers(WORKER_THREADS, "sluice-worker")
@@ -84,6 +89,7 @@ class App:
                 record_workers=self._record_workers,
                 record_store=self._store,
                 authenticator=authenticator,
+                replica_key=hashlib.sha256(b"replica labels" + token.encode()).digest(),
                 breathe=breathe,
             ),
         )
@@ -126,7 +132,7 @@ class App:
             await self._record_workers.run(self._store.open)
             self.assembly.start()
             await self._listen()
-        except (OSError, ListenError, AdminListenError, TokenError, PolicyError) as error:
+        except (OSError, ListenError, AdminListenError, PolicyError) as error:
             await self.aclose()
             raise StartError(str(error)) from error
         except BaseException:
@@ -135,13 +141,11 @@ class App:
 
     async def _listen(self) -> None:
         listen = self.policies.fleet.gateway.listen
-        state_dir = self._path(self.policies.fleet.gateway.state_dir)
-        token = await self._workers.run(lambda: ensure_token(state_dir))
         page = MetricsPage(self.assembly.metrics, self.clock, self._workers, breathe=breathe)
         self._admin = await start_admin(
             metrics_address=listen.metrics,
             admin_address=listen.admin,
-            token=token,
+            token=self._token,
             page=page.get,
             ready=self.assembly.catalogue.server_ready,
             fleet=self._fleet_state,
@@ -174,8 +178,12 @@ class App:
         figures = await self.assembly.aclose()
         if self._admin is not None:
             await self._admin.aclose()
-        self._record_workers.close()
-        self._workers.close()
+        ended = await asyncio.gather(self._record_workers.aclose(CLOSE_LIMIT_S), self._workers.aclose(CLOSE_LIMIT_S))
+        if not all(ended):
+            _log.error(
+                "a worker thread hangs in the operating system (a disk that does not answer?); ending without it"
+            )
+            self.hanging = True
         return figures
 
     def _fleet_state(self) -> FleetState:
@@ -198,7 +206,7 @@ class App:
         )
 
     def _path(self, relative: str) -> Path:
-        return Path(os.path.normpath(Path(self.policies.base_dir) / relative))
+        return resolve(self.policies, relative)
 
     def _key_watch(self) -> KeyWatch | None:
         identity = self.policies.fleet.identity
@@ -211,11 +219,20 @@ class App:
         return GrpcioConnector(options, self.clock)
 
 
+def resolve(policies: PolicySet, relative: str) -> Path:
+    """A path of the policies: relative ones start at the directory of fleet.yaml."""
+    return Path(os.path.normpath(Path(policies.base_dir) / relative))
+
+
 async def serve(policies: PolicySet) -> int:
     """Run a gateway until a signal ends it. Returns the exit code: 0 if all was orderly, 1 if calls were cut off or
     records lost. Raises `StartError`.
     """
-    app = App(policies)
+    try:
+        token = ensure_token(resolve(policies, policies.fleet.gateway.state_dir))
+    except TokenError as error:
+        raise StartError(str(error)) from error
+    app = App(policies, token)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -237,4 +254,8 @@ async def serve(policies: PolicySet) -> int:
     clean = await app.drain()
     figures = await app.aclose()
     _log.info("ended: %s", figures)
-    return 0 if clean and figures.get("balanced", True) else 1
+    code = 0 if clean and figures.get("balanced", True) else 1
+    if app.hanging:
+        logging.shutdown()
+        os._exit(1)
+    return code

@@ -53,6 +53,8 @@ class Parts:
     """Of their own: a disk that hangs must not delay a look-up."""
     record_store: RecordStore
     authenticator: Authenticator
+    replica_key: bytes = b""
+    """Makes the replica labels of the public metrics page unguessable, and the same over restarts."""
     breathe: Callable[[], None] | None = None
     """Called by the record writer between lines, so that it lets go of the interpreter."""
     wrap_transport: Callable[[Service], Service] = lambda service: service
@@ -86,18 +88,6 @@ class _Records:
             self._log.offer(record)
 
 
-class _Measures:
-    """Turns ended calls into metrics."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def call_ended(
-        self, call: Call, outcome: Outcome, error: GatewayError | None, answer: bytes | None, now_s: float
-    ) -> None:
-        self._metrics.observe_call(call, outcome, error, now_s, answer_bytes=0 if answer is None else len(answer))
-
-
 class Assembly:
     """The gateway without ports. `service` answers calls, `catalogue` answers what is asked about them."""
 
@@ -114,7 +104,7 @@ class Assembly:
             policies.fleet.pools,
             version=VERSION,
             revision=policies.revision,
-            replica_key=chance.stream("observe.replica_key").randbytes(32),
+            replica_key=parts.replica_key or chance.stream("observe.replica_key").randbytes(32),
         )
         self.record_log = RecordLog(
             policies.fleet.records, clock, parts.record_workers, parts.record_store, breathe=parts.breathe
@@ -136,7 +126,7 @@ class Assembly:
             transport=parts.wrap_transport(self.transport),
             fleet=self.directory,
             authenticator=parts.authenticator,
-            sinks=(_Measures(self.metrics), _Records(self.record_log, policies.models)),
+            sinks=(self.metrics, _Records(self.record_log, policies.models)),
             reserve_record=self.record_log.reserve,
             clock=clock,
             wheel=self.wheel,
@@ -151,7 +141,7 @@ class Assembly:
         )
         self.metrics.add_source("records", self.record_log.readings)
         self.metrics.add_source("jobs", lambda now_s: job_readings(self.supervisor.statistics(now_s)["restarts"]))
-        self.metrics.add_source("bodies", self._body_readings)
+        self.metrics.add_source("gateway", self._gateway_readings)
 
     def start(self) -> None:
         """Begin to look for replicas and to write records. Inside the event loop."""
@@ -198,7 +188,9 @@ class Assembly:
             for version, row in layer.statistics(now_s).items():
                 yield pool, name, version, row["in_flight"], row["waiting"], row["limit"]
 
-    def _body_readings(self, now_s: float) -> Iterable[Reading]:
+    def _gateway_readings(self, now_s: float) -> Iterable[Reading]:
+        yield "sluice_ready", (), float(self.catalogue.server_ready())
+        yield "sluice_draining", (), float(self.draining)
         figures = self.body_budget.statistics(now_s)
         yield "sluice_body_memory_bytes", (), figures["used_bytes"]
         yield "sluice_body_memory_limit_bytes", (), figures["total_bytes"]

@@ -141,8 +141,8 @@ def _gateway(policies: PolicySet) -> Iterator[subprocess.Popen[bytes]]:
 def _wait_ready(process: subprocess.Popen[bytes], policies: PolicySet, log: Path) -> None:
     listen = policies.fleet.gateway.listen
     urls = [f"http://127.0.0.1:{listen.metrics.rpartition(':')[2]}/readyz"]
-    for model in policies.models:
-        urls.append(f"http://127.0.0.1:{listen.http.rpartition(':')[2]}/v2/models/{model}/ready")
+    models = f"http://127.0.0.1:{listen.http.rpartition(':')[2]}/v2/models"
+    urls.extend(f"{models}/{model}/ready" for model in policies.models)
     waited_s, step_s = 0.0, 0.2
     while waited_s < READY_TIMEOUT_S:
         if process.poll() is not None:

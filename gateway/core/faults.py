@@ -61,9 +61,12 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(_C.UNAVAILABLE, "is not at ready state", _O.NOT_LOADED, _R.UPSTREAM_NOT_LOADED),
     Row(_C.UNAVAILABLE, "is not ready", _O.NOT_LOADED, _R.UPSTREAM_NOT_LOADED),
+    Row(_C.UNAVAILABLE, "Server is stopping", _O.NOT_LOADED, _R.UPSTREAM_NOT_LOADED),
+    Row(_C.UNAVAILABLE, "Server exiting", _O.NOT_LOADED, _R.UPSTREAM_NOT_LOADED),
     Row(_C.UNAVAILABLE, "protocol is restricted", _O.REFUSED, _R.UPSTREAM_REFUSED, _C.INTERNAL),
     Row(_C.NOT_FOUND, "Request for unknown model", _O.NOT_LOADED, _R.UPSTREAM_NOT_LOADED, _C.UNAVAILABLE),
     Row(_C.UNAVAILABLE, "Request for unknown model", _O.NOT_LOADED, _R.UPSTREAM_NOT_LOADED, _C.UNAVAILABLE),
+    Row(_C.INTERNAL, "Unable to parse request", _O.CALLER_FAULT, _R.UPSTREAM_INVALID),
     Row(_C.NOT_FOUND, "", _O.CALLER_FAULT, _R.UPSTREAM_INVALID),
     Row(_C.INVALID_ARGUMENT, "", _O.CALLER_FAULT, _R.UPSTREAM_INVALID),
     Row(_C.UNIMPLEMENTED, "", _O.CALLER_FAULT, _R.UPSTREAM_INVALID),
@@ -79,6 +82,9 @@ ROWS: tuple[Row, ...] = (
 """First match wins. Rows for texts come before the bare code; the last row catches what is left (INTERNAL, UNKNOWN,
 CANCELLED, …).
 """
+
+STOPPING = "Server exiting"
+"""What a server that was told to stop answers to control calls, liveness included, while it finishes its last requests."""
 
 _TRANSPORT = Row(None, "", Outcome.TRANSPORT, Reason.UPSTREAM_LOST, Code.UNAVAILABLE)
 _EXPIRED = Row(None, "", Outcome.EXPIRED, Reason.DEADLINE)

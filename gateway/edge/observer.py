@@ -23,19 +23,19 @@ class EdgeObserver(Protocol):
         """A client broke the protocol, or was too slow for it. `kind` is one of `PROTOCOL_FAULTS`."""
         ...
 
-    def request_without_call(self, protocol: str, route: str, status: int) -> None:
-        """A request that was answered without a call: control queries, and refusals from headers. `route` is a
-        template, or "" where there is none.
+    def request_without_call(self, protocol: str, route: str, status: str) -> None:
+        """A request that was answered without a call: control queries, and what names no route or is no request.
+        `route` is a template or a method's name, "" where there is none; `status` is the HTTP status or the name of
+        the gRPC code.
         """
         ...
 
-    def internal_fault(self, protocol: str, where: str) -> None:
+    def internal_fault(self, protocol: str) -> None:
         """The gateway itself failed while it answered: always logged with its traceback as well."""
         ...
 
 
 PROTOCOL_FAULTS = ("malformed", "too_large", "slow_head", "slow_body", "slow_drain", "slow_reader")
-INTERNAL_FAULT_PLACES = ("call", "cancelled", "control", "close", "connection")
 
 
 class SilentObserver:
@@ -53,8 +53,8 @@ class SilentObserver:
     def protocol_fault(self, protocol: str, kind: str) -> None:
         return None
 
-    def request_without_call(self, protocol: str, route: str, status: int) -> None:
+    def request_without_call(self, protocol: str, route: str, status: str) -> None:
         return None
 
-    def internal_fault(self, protocol: str, where: str) -> None:
+    def internal_fault(self, protocol: str) -> None:
         return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -17,7 +19,9 @@ class Workers(Protocol):
         """`work()`, elsewhere. Cancelling the waiter does not stop work that has begun."""
         ...
 
-    def close(self) -> None: ...
+    async def aclose(self, limit_s: float) -> bool:
+        """Take no more work. Returns whether all that had begun ended within `limit_s`."""
+        ...
 
 
 class ThreadWorkers:
@@ -29,9 +33,25 @@ class ThreadWorkers:
     async def run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    def close(self) -> None:
-        """Wait for what runs, refuse what comes."""
-        self._pool.shutdown(wait=True)
+    async def aclose(self, limit_s: float) -> bool:
+        """A thread that hangs in the operating system cannot be ended. Then this returns False, and the process must
+        end by `os._exit`: the interpreter would wait for the thread.
+        """
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def join() -> None:
+            self._pool.shutdown(wait=True)
+            with contextlib.suppress(RuntimeError):  # the loop may be gone when a hanging thread ends after all
+                loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=join, name="sluice-join", daemon=True).start()
+        try:
+            async with asyncio.timeout(limit_s):
+                await ended.wait()
+        except TimeoutError:
+            return False
+        return True
 
 
 class InlineWorkers:
@@ -40,5 +60,5 @@ class InlineWorkers:
     async def run(self, work: Callable[[], T]) -> T:
         return work()
 
-    def close(self) -> None:
-        return None
+    async def aclose(self, limit_s: float) -> bool:
+        return True

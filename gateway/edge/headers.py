@@ -1,0 +1,323 @@
+"""Client-facing headers, both ways, for every protocol: HTTP headers and gRPC metadata are the same pairs here.
+
+In: what the caller may tell the gateway, checked, and what of the rest goes on to Triton. Out: what every response
+says about how it was made. Names are lower case throughout.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import urllib.parse
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gateway.core.call import Call, Metadata
+from gateway.core.errors import GatewayError, Reason
+
+Pairs = Iterable[tuple[str, str]]
+
+REQUEST_ID = "x-request-id"
+TIMEOUT_MS = "x-request-timeout-ms"
+API_KEY = "x-api-key"
+EXPLAIN = "x-sluice-explain"
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+
+REQUEST_ID_CHARS_MAX = 128
+TIMEOUT_MS_MAX = 86_400_000
+FORWARD_BYTES_MAX = 12 * 1024
+"""Forwarded names and values, counted as gRPC does (plus 32 a pair). Triton's gRPC server refuses from 16 KiB on and
+may from 8; the gateway says so itself, in the caller's terms."""
+
+NOT_YET = frozenset({"x-sluice-priority", "x-sluice-version", "x-sluice-min-rung"})
+"""Wishes that layers of a later set will grant. Refused by name: an ignored wish for a version would be answered by
+another version."""
+
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "http2-settings",
+    }
+)
+NEVER_FORWARDED = HOP_BY_HOP | {
+    "host",
+    "expect",
+    "accept-encoding",
+    "authorization",
+    API_KEY,
+    "cookie",
+    TIMEOUT_MS,
+    "user-agent",
+    "inference-header-content-length",
+    TRACEPARENT,
+    TRACESTATE,
+}
+"""Besides names that begin with one of `NEVER_PREFIXES`. `cookie` is a credential; `user-agent` belongs to whoever
+opens the connection, and gRPC's library writes its own. Trace context goes on whatever the policy forwards, once it
+is valid, and therefore not by this way."""
+NEVER_PREFIXES = ("content-", "x-sluice-", "proxy-", "grpc-", ":")
+
+_NAME = re.compile(r"[0-9a-z_.-]+\Z")
+_VALUE = re.compile(r"[\x20-\x7e]+\Z")
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?\Z")
+_STATE_MEMBER = re.compile(
+    r"(?:[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13}|[a-z][a-z0-9_*/-]{0,255})"
+    r"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]\Z"
+)
+_STATE_MEMBERS_MAX = 32
+_STATE_CHARS_MAX = 4096
+
+
+@dataclass(slots=True)
+class ClientHeaders:
+    """What a request's headers said. `fault` is set if the call must be refused for them; `request_id` is good even
+    then, because the refusal carries it.
+    """
+
+    request_id: str
+    timeout_s: float | None = None
+    api_key: str | None = None
+    explain: bool = False
+    metadata: Metadata = ()
+    dropped: int = 0
+    """Headers that the policy forwards but gRPC metadata cannot carry."""
+    fault: GatewayError | None = None
+
+
+class HeaderReader:
+    """Reads request headers under one policy.
+
+    `forward` is the policy's `forward_headers`: names, prefixes ending in `*`, or `*`. `chance` makes the ids of calls
+    that bring none. Never raises: a fault is returned in the result.
+    """
+
+    def __init__(self, forward: tuple[str, ...], chance: random.Random) -> None:
+        self._chance = chance
+        self._all = "*" in forward
+        self._names = frozenset(name.lower() for name in forward if not name.endswith("*"))
+        self._prefixes = tuple(name[:-1].lower() for name in forward if name.endswith("*") and name != "*")
+        self._use: dict[str | bytes, int] = {}
+
+    def new_request_id(self) -> str:
+        """32 hex digits."""
+        return f"{self._chance.getrandbits(128):032x}"
+
+    def read(self, pairs: Pairs) -> ClientHeaders:
+        """`pairs` in the order of arrival, names in lower case."""
+        use = self._use
+        relevant = [pair for pair in pairs if (use[pair[0]] if pair[0] in use else self._learn(pair[0]))]
+        return self._read(relevant) if relevant else ClientHeaders(self.new_request_id())
+
+    def read_bytes(self, pairs: Iterable[tuple[bytes, bytes]]) -> ClientHeaders:
+        """The same for pairs of bytes, taken as ISO 8859-1 (RFC 9110 section 5.5)."""
+        use = self._use
+        relevant = [
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in pairs
+            if (use[name] if name in use else self._learn(name))
+        ]
+        return self._read(relevant) if relevant else ClientHeaders(self.new_request_id())
+
+    def _learn(self, name: str | bytes) -> int:
+        """What a header of this name is for: a sum of `_OURS` and `_ON`. Remembered, because names repeat."""
+        text = name if isinstance(name, str) else name.decode("latin-1")
+        use = _OURS if text in _OWN else 0
+        if text not in NEVER_FORWARDED and not text.startswith(NEVER_PREFIXES) and self._forwards(text):
+            use += _ON
+        if len(self._use) >= _USES_MAX:
+            self._use.clear()
+        if len(text) <= _USE_CHARS_MAX:
+            self._use[name] = use
+        return use
+
+    def _forwards(self, name: str) -> bool:
+        return self._all or name in self._names or name.startswith(self._prefixes)
+
+    def _read(self, pairs: list[tuple[str, str]]) -> ClientHeaders:
+        own: dict[str, list[str]] = {}
+        forwarded: list[tuple[str, str]] = []
+        for pair in pairs:
+            name = pair[0]
+            use = self._use.get(name)
+            if use is None:
+                use = self._learn(name)
+            if use & _OURS:
+                own.setdefault(name, []).append(pair[1])
+            if use & _ON:
+                forwarded.append(pair)
+        return self._finish(own, forwarded)
+
+    def _finish(self, own: dict[str, list[str]], forwarded: list[tuple[str, str]]) -> ClientHeaders:
+        read = ClientHeaders("")
+        try:
+            read.request_id = _request_id(own.get(REQUEST_ID, ())) or self.new_request_id()
+            read.timeout_s = _timeout_s(own.get(TIMEOUT_MS, ()))
+            read.api_key = _api_key(own.get(API_KEY, ()), own.get("authorization", ()))
+            read.explain = _explain(own.get(EXPLAIN, ()))
+            for name in NOT_YET:
+                if name in own:
+                    raise GatewayError(Reason.UNSUPPORTED, f"the header {name} is not available yet; leave it out")
+        except GatewayError as fault:
+            read.fault = fault
+            read.request_id = read.request_id or self.new_request_id()
+            return read
+        named = own.get("connection")
+        hop = {token.strip().lower() for value in named for token in value.split(",")} if named else ()
+        kept: list[tuple[str, str]] = []
+        size = 0
+        for pair in forwarded:
+            name, value = pair
+            if name in hop:
+                continue
+            if not _NAME.match(name) or name.endswith("-bin") or not _VALUE.match(value):
+                read.dropped += 1
+                continue
+            size += len(name) + len(value) + 32
+            kept.append(pair)
+        if size > FORWARD_BYTES_MAX:
+            read.fault = GatewayError(
+                Reason.TOO_LARGE,
+                f"the headers that go on to the model server come to {size} bytes; the limit is {FORWARD_BYTES_MAX}",
+            )
+            return read
+        if TRACEPARENT in own:
+            kept.extend(trace_context(own[TRACEPARENT], own.get(TRACESTATE, ())))
+        read.metadata = tuple(kept)
+        return read
+
+
+_OURS, _ON = 1, 2
+_USES_MAX = 1024
+_USE_CHARS_MAX = 64
+_OWN = frozenset(
+    {REQUEST_ID, TIMEOUT_MS, API_KEY, "authorization", EXPLAIN, TRACEPARENT, TRACESTATE, "connection"} | NOT_YET
+)
+
+
+def _one(name: str, values: Iterable[str]) -> str | None:
+    """The value of a header that may be sent once; the same value twice is once."""
+    distinct = set(values)
+    if len(distinct) > 1:
+        raise GatewayError(Reason.BAD_REQUEST, f"the header {name} is given more than once, with different values")
+    return distinct.pop() if distinct else None
+
+
+def _request_id(values: Iterable[str]) -> str | None:
+    value = _one(REQUEST_ID, values)
+    if value is None or value == "":
+        return None
+    if len(value) > REQUEST_ID_CHARS_MAX or not _VALUE.match(value):
+        raise GatewayError(
+            Reason.BAD_REQUEST, f"{REQUEST_ID} must be 1 to {REQUEST_ID_CHARS_MAX} printable ASCII characters"
+        )
+    return value
+
+
+def _timeout_s(values: Iterable[str]) -> float | None:
+    value = _one(TIMEOUT_MS, values)
+    if value is None:
+        return None
+    # isascii as well: str.isdecimal is true for the digits of every script, and int() reads them.
+    if not (value.isascii() and value.isdecimal() and len(value) <= 12 and 1 <= int(value) <= TIMEOUT_MS_MAX):
+        raise GatewayError(
+            Reason.BAD_REQUEST, f"{TIMEOUT_MS} must be a whole number of milliseconds from 1 to {TIMEOUT_MS_MAX}"
+        )
+    return int(value) / 1000
+
+
+def _api_key(keys: Iterable[str], authorizations: Iterable[str]) -> str | None:
+    """The caller's key. An `authorization` of another scheme than Bearer is no key of ours and is left alone."""
+    found = set(keys)
+    for value in authorizations:
+        scheme, _, token = value.partition(" ")
+        if scheme.lower() == "bearer":
+            found.add(token.strip())
+    if len(found) > 1:
+        raise GatewayError(Reason.BAD_REQUEST, f"{API_KEY} and authorization name different keys; send one of them")
+    return (found.pop() if found else None) or None
+
+
+def _explain(values: Iterable[str]) -> bool:
+    value = _one(EXPLAIN, values)
+    if value in (None, "", "0"):
+        return False
+    if value == "1":
+        return True
+    raise GatewayError(Reason.BAD_REQUEST, f"{EXPLAIN} must be 1 or 0")
+
+
+def trace_context(parents: Iterable[str], states: Iterable[str]) -> Metadata:
+    """The W3C trace context to pass on, byte for byte, or nothing if it is invalid: a bad `traceparent` takes its
+    `tracestate` with it, a bad `tracestate` goes alone. Never an error (https://www.w3.org/TR/trace-context/).
+    """
+    parent = tuple(parents)
+    if len(parent) != 1:
+        return ()
+    match = _TRACEPARENT.match(parent[0])
+    if match is None:
+        return ()
+    version, trace, span, rest = match.groups()
+    if version == "ff" or (version == "00" and rest) or not trace.strip("0") or not span.strip("0"):
+        return ()
+    if not _VALUE.match(parent[0]) or len(parent[0]) > 256:
+        return ()
+    state = ",".join(states)
+    if not state or not _valid_state(state):
+        return ((TRACEPARENT, parent[0]),)
+    return ((TRACEPARENT, parent[0]), (TRACESTATE, state))
+
+
+def _valid_state(state: str) -> bool:
+    if len(state) > _STATE_CHARS_MAX:
+        return False
+    members = [member.strip(" \t") for member in state.split(",")]
+    present = [member for member in members if member]
+    return (
+        0 < len(present) <= _STATE_MEMBERS_MAX
+        and "\t" not in state
+        and all(_STATE_MEMBER.match(member) for member in present)
+    )
+
+
+_UNRESERVED = "!\"#$&'()*+,-./:;<=>?@[]^_`{|}~"
+
+
+def header_text(value: str) -> str:
+    """`value` as a header may carry it: what is not visible ASCII, and `%` itself, percent-encoded as UTF-8. Undone by
+    decoding once.
+    """
+    if value.isascii() and value.isprintable() and " " not in value and "%" not in value:
+        return value
+    return urllib.parse.quote(value, safe=_UNRESERVED, errors="replace")
+
+
+def response_headers(call: Call, error: GatewayError | None = None, explanation: str = "") -> list[tuple[str, str]]:
+    """What the response to `call` says about itself, whether it is an answer or `error`. Of what is not known, because
+    the call never got that far, nothing is said.
+    """
+    trail = call.trail
+    pairs = [("x-request-id", call.request_id)]
+    if call.model:
+        pairs.append(("x-sluice-model", header_text(call.model)))
+    version = trail.version_served or trail.version_routed
+    if version:
+        pairs.append(("x-sluice-model-version", header_text(version)))
+    if error is None:
+        if trail.rung:
+            pairs.append(("x-sluice-rung", trail.rung))
+    else:
+        pairs.append(("x-sluice-reason", error.reason.label))
+    pairs.append(("x-sluice-cache", "bypass"))
+    pairs.append(("x-sluice-attempts", str(len(trail.attempts))))
+    if explanation:
+        pairs.append((EXPLAIN, explanation))
+    return pairs

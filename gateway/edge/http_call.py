@@ -1,0 +1,402 @@
+"""One inference call over HTTP: from its head, through the service, to one answer.
+
+The call's task is started when the head is complete, so that identity, quotas and sizes are decided before the body
+has arrived; the body is waited for where the service asks for it (`receive`), and an `Expect: 100-continue` is granted
+there and nowhere else. Whatever the service raises, even what no service should, the caller gets exactly one outcome
+in bounded time (field case FH-14): an answer, or the end of the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gateway.core.call import Call
+from gateway.core.errors import GatewayError, Reason
+from gateway.core.faces import BodyBudget, Catalogue
+from gateway.core.outcome import Outcome
+from gateway.core.reply import Reply
+from gateway.core.service import Service
+from gateway.edge.explain import Explainer
+from gateway.edge.headers import ClientHeaders
+from gateway.edge.http_answer import HttpAnswer, HttpAnswers, Refusal
+from gateway.edge.observer import EdgeObserver
+from gateway.edge.status import internal_error
+from gateway.runtime.clock import Clock
+from gateway.wire.http1 import RequestHead
+from gateway.wire.http_path import PathMatch
+from gateway.wire.kserve.http_raw import decode_raw_infer
+from gateway.wire.kserve.http_request import (
+    ALL_JSON,
+    OutputPlan,
+    decode_http_infer,
+    is_raw,
+    parse_header_length,
+)
+from gateway.wire.kserve.http_response import encode_http_infer
+from gateway.wire.kserve.model_config import ModelConfigSummary, summarise_config
+
+_log = logging.getLogger("sluice.edge")
+
+UNKNOWN_MODEL_BODY_BYTES = 64 * 1024
+"""The limit for a model that no policy names: its call is refused before the body matters."""
+
+_OUTCOME_OF_UNRENDERED = {Reason.UPSTREAM_BROKEN: Outcome.BROKEN, Reason.BAD_REQUEST: Outcome.CALLER_FAULT}
+_SUMMARIES_MAX = 256
+
+
+class BodyLimit(Protocol):
+    """The largest body of a model, bytes; None if no policy names the model."""
+
+    def __call__(self, model: str) -> int | None: ...
+
+
+class Outlet(Protocol):
+    """What a call needs of its connection."""
+
+    def may_write(self, call: HttpCall) -> bool:
+        """It is this call's turn and the client takes what it is sent."""
+        ...
+
+    def write(self, call: HttpCall, answer: HttpAnswer) -> None: ...
+
+    def want_body(self, call: HttpCall) -> None:
+        """The service waits for the body: read on, and grant what the client expects."""
+        ...
+
+    def abort(self) -> None:
+        """End the connection at once: its state can no longer be trusted."""
+        ...
+
+
+@dataclass(slots=True)
+class CallKit:
+    """What all calls of one edge share."""
+
+    service: Service
+    catalogue: Catalogue
+    answers: HttpAnswers
+    explainer: Explainer
+    clock: Clock
+    observer: EdgeObserver
+    body_limit: BodyLimit
+    budget: BodyBudget
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """Strong references: asyncio keeps only weak ones."""
+    _summaries: dict[bytes, ModelConfigSummary] = field(default_factory=dict)
+
+    def config_of(self, model: str, version: str) -> ModelConfigSummary:
+        document = self.catalogue.model_config(model, version).json
+        summary = self._summaries.get(document)
+        if summary is None:
+            summary = summarise_config(document)
+            if len(self._summaries) >= _SUMMARIES_MAX:
+                self._summaries.clear()
+            self._summaries[document] = summary
+        return summary
+
+
+class HttpCall:
+    """One inference request. The connection feeds it the body and asks `answer` for what is ready to be written."""
+
+    __slots__ = (
+        "_body_bytes",
+        "_complete",
+        "_cut",
+        "_fault",
+        "_head",
+        "_kit",
+        "_outlet",
+        "_pieces",
+        "_plan",
+        "_reserved",
+        "_started",
+        "_task",
+        "_turn",
+        "_waiter",
+        "answer",
+        "answered",
+        "body_limit",
+        "call",
+        "wanted",
+    )
+
+    def __init__(
+        self,
+        kit: CallKit,
+        outlet: Outlet,
+        head: RequestHead,
+        match: PathMatch,
+        client: ClientHeaders,
+        arrived_s: float,
+        fault: Refusal | None,
+    ) -> None:
+        """`fault` is what is wrong with the head: the service will hear of it when it asks for the body."""
+        self._kit = kit
+        self._outlet = outlet
+        self._head = head
+        clock = kit.clock
+        self.call = Call(
+            request_id=client.request_id,
+            model=match.model,
+            version=match.version,
+            arrived_s=arrived_s,
+            arrived_wall_s=clock.wall_s() - (clock.now_s() - arrived_s),
+            receive=self.receive,
+            body_bytes=None if head.chunked else head.content_length or 0,
+            api_key=client.api_key,
+            metadata=client.metadata,
+            timeout_s=client.timeout_s,
+            explain=client.explain,
+            protocol="http",
+        )
+        limit = kit.body_limit(match.model)
+        self.body_limit = UNKNOWN_MODEL_BODY_BYTES if limit is None else limit
+        self.answer: HttpAnswer | None = None
+        """An error that waits for its turn. A good answer never waits here: its task does."""
+        self.answered = False
+        self.wanted = False
+        self._pieces: list[bytes | memoryview] = []
+        self._body_bytes = 0
+        self._reserved = 0
+        self._complete = False
+        self._started = False
+        self._fault = fault
+        self._cut: GatewayError | None = None
+        self._plan: OutputPlan = ALL_JSON
+        self._waiter: asyncio.Future[None] | None = None
+        self._turn: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        task = loop.create_task(self._run())
+        self._task = task
+        self._kit.tasks.add(task)
+
+    # ------------------------------------------------------------ the body
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether it is the client's turn: it has been asked for the body if it wants to be, and the body is good so
+        far.
+        """
+        return self._fault is None and (self.wanted or not self._head.expect_continue)
+
+    @property
+    def held_bytes(self) -> int:
+        """Body bytes that wait for the service to want them."""
+        return 0 if self.wanted else self._body_bytes
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Part of the body."""
+        if self._fault is not None or self.answered:
+            return
+        size = self._body_bytes + len(data)
+        self._body_bytes = size
+        if size > self.body_limit:
+            self.fail_body(self._too_large(f"the body has more than {self.body_limit} bytes"))
+        elif size > self._reserved and not self._reserve(size):
+            self.fail_body(_no_memory())
+        else:
+            self._pieces.append(data)
+
+    def end_body(self) -> None:
+        """The body is complete."""
+        self._complete = True
+        _wake(self._waiter)
+
+    def fail_body(self, error: GatewayError, status: int = 0) -> None:
+        """The body will not come, or not be kept: `receive` raises `error`. The first one counts. `status` is the HTTP
+        status, 0 for the error's own.
+        """
+        if self._fault is None:
+            self._fault = Refusal(error, status)
+            self._pieces.clear()
+            self._release()
+            _wake(self._waiter)
+
+    async def receive(self) -> None:
+        """Wait for the body, decode it, and fill in the call. Raises `GatewayError`."""
+        if self.call.message is not None:
+            return
+        declared = self._head.content_length
+        if declared is not None and self._fault is None:
+            if declared > self.body_limit:
+                self.fail_body(self._too_large(f"the body has {declared} bytes"))
+            elif declared > self._reserved and not self._reserve(declared):
+                self.fail_body(_no_memory())
+        if not self._complete and self._fault is None:
+            self.wanted = True
+            self._outlet.want_body(self)
+            while not self._complete and self._fault is None:
+                self._waiter = asyncio.get_running_loop().create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+        if self._fault is not None:
+            raise self._fault.error
+        pieces = self._pieces
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._pieces = []
+        self._decode(body)
+        self.call.trail.received_s = self._kit.clock.now_s()
+
+    def _decode(self, body: bytes | memoryview) -> None:
+        named = self._head.get(b"inference-header-content-length")
+        length = None if named is None else parse_header_length(named, len(body))
+        if is_raw(body, length):
+            config = self._kit.config_of(self.call.model, self.call.version)
+            request = decode_raw_infer(body, config.inputs, config.max_batch_size)
+        else:
+            request = decode_http_infer(body, length)
+        self._plan = request.plan
+        self.call.body_id = request.id
+        self.call.message = request.message
+
+    def _reserve(self, size: int) -> bool:
+        if not self._kit.budget.try_reserve(size - self._reserved):
+            return False
+        self._reserved = size
+        return True
+
+    def _release(self) -> None:
+        if self._reserved:
+            self._kit.budget.release(self._reserved)
+            self._reserved = 0
+
+    def _too_large(self, what: str) -> GatewayError:
+        return GatewayError(Reason.TOO_LARGE, f"{what}; this model takes at most {self.body_limit}")
+
+    # ---------------------------------------------------------- the answer
+
+    def take_turn(self) -> None:
+        """The connection can take this call's answer now."""
+        _wake(self._turn)
+
+    def abandon(self) -> None:
+        """The caller left: nothing will be written; what was begun is cancelled and freed."""
+        self.call.abandoned = True
+        self.answer = None
+        self._pieces.clear()
+        self._release()
+        # A task that has not begun would not run its `finally`: it looks at `abandoned` when it begins.
+        if self._started and self._task is not None:
+            self._task.cancel()
+
+    def cut(self, error: GatewayError) -> None:
+        """End the call with `error`, because the gateway stops."""
+        if self.answered or self.answer is not None:
+            return
+        self._cut = error
+        if self._started and self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        call, kit = self.call, self._kit
+        reply: Reply | None = None
+        outcome = Outcome.GATEWAY_FAULT
+        error: GatewayError | None = None
+        try:
+            self._started = True
+            if self._left():
+                return
+            if self._cut is not None:
+                raise self._cut
+            reply = await kit.service.send(call)
+            rendered = encode_http_infer(reply.message, self._plan, call.body_id)
+            if not self._outlet.may_write(self):
+                await self._my_turn()
+            now_s = kit.clock.now_s()
+            if self._left():
+                outcome = Outcome.ABANDONED
+            elif now_s > call.deadline_s:
+                outcome = Outcome.EXPIRED
+                error = GatewayError(Reason.DEADLINE, "the deadline passed before the answer could be written")
+            else:
+                story = kit.explainer.explain(call, now_s) if call.explain else ""
+                self._outlet.write(self, kit.answers.inferred(call, rendered, story))
+                outcome = Outcome.OK
+        except GatewayError as raised:
+            error = raised
+            outcome = _OUTCOME_OF_UNRENDERED.get(raised.reason, Outcome.GATEWAY_FAULT)
+        except asyncio.CancelledError as raised:
+            if call.abandoned:
+                outcome = Outcome.ABANDONED
+            else:
+                error = self._cut or self._internal(raised)
+        except BaseException as raised:
+            # Even KeyboardInterrupt and SystemExit: raised inside a call they are a fault of one call, and must not
+            # take the loop with all the others down. The process is stopped by signals, in `app.py`.
+            error = self._internal(raised)
+        finally:
+            if error is not None and not call.abandoned:
+                self._fail(error)
+            if reply is not None:
+                await self._close(reply, outcome)
+            self._end()
+
+    def _left(self) -> bool:
+        return self.call.abandoned
+
+    async def _my_turn(self) -> None:
+        # Asked again after a cancellation that the service swallowed: there may be nobody to write to.
+        while not self._left() and not self._outlet.may_write(self):
+            self._turn = asyncio.get_running_loop().create_future()
+            try:
+                await self._turn
+            finally:
+                self._turn = None
+
+    def _fail(self, error: GatewayError) -> None:
+        """Answer with `error`, now or when the turn comes. Never raises."""
+        if self.answered:
+            self._outlet.abort()  # part of a good answer may be on its way
+            return
+        call, kit = self.call, self._kit
+        try:
+            story = kit.explainer.explain(call, kit.clock.now_s(), error) if call.explain else ""
+            known = self._fault is not None and error is self._fault.error
+            answer = kit.answers.call_failed(call, self._fault if known and self._fault else Refusal(error), story)
+            if self._outlet.may_write(self):
+                self._outlet.write(self, answer)
+            else:
+                self.answer = answer
+        except BaseException as raised:
+            self._internal(raised)
+            self._outlet.abort()
+
+    async def _close(self, reply: Reply, outcome: Outcome) -> None:
+        try:
+            await reply.aclose(outcome)
+        except BaseException as raised:
+            self._internal(raised)
+
+    def _end(self) -> None:
+        self._pieces.clear()
+        self._release()
+        if self._task is not None:
+            self._kit.tasks.discard(self._task)
+            self._task = None
+
+    def _internal(self, cause: BaseException) -> GatewayError:
+        self._kit.observer.internal_fault("http")
+        _log.error(
+            "request %s: an internal fault ended the call",
+            self.call.request_id,
+            exc_info=(type(cause), cause, cause.__traceback__),
+        )
+        return internal_error()
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
+
+
+def _no_memory() -> GatewayError:
+    return GatewayError(
+        Reason.BODY_MEMORY, "the gateway's memory for request bodies is used up; try again", retry_after_s=1.0
+    )

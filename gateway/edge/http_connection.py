@@ -1,0 +1,460 @@
+"""One HTTP/1.1 connection: reads, the order of answers, flow control both ways, and time-outs.
+
+Requests of one connection run side by side as far as `pipeline_max` allows; answers leave in the order of requests.
+
+*Reading* pauses while a body waits that nobody wants yet and has reached `UNWANTED_BODY_BYTES`, and while the codec
+holds as many unparsed bytes as it may. *Writing*: the next answer waits while the transport is over its high-water
+mark; a client that takes nothing for `write_timeout_ms` is cut off.
+
+*The end of the client's bytes* (a half-close) before its answer is there counts as the client having left, as in
+nginx and Go: TCP does not tell a half-close from a close, and the promise that the work of a client that left is
+cancelled is worth more. What needs no model server is answered at once and so reaches a half-closing client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, cast
+
+from gateway.core.errors import GatewayError, Reason
+from gateway.edge.http_answer import HttpAnswer
+from gateway.edge.http_call import HttpCall
+from gateway.edge.http_outbox import JOIN_BYTES_MAX, Outbox
+from gateway.edge.lazy_timer import FOREVER, LazyTimer
+from gateway.wire.http1 import (
+    AfterResponse,
+    BodyChunk,
+    Event,
+    Http1Server,
+    Phase,
+    ProtocolFault,
+    RequestEnd,
+    RequestHead,
+)
+from gateway.wire.http_path import Route
+
+if TYPE_CHECKING:
+    from gateway.edge.http_server import HttpServer
+
+_log = logging.getLogger("sluice.edge")
+
+UNWANTED_BODY_BYTES = 256 * 1024
+LINGER_S = 2.0
+"""After an answer that ends a connection with input unread, the client gets this long to read it: a close with unread
+input resets the connection, and the reset can overtake the answer."""
+
+_UNREAD = frozenset({Phase.HEAD, Phase.BODY, Phase.DRAIN})
+
+
+class _Ready:
+    """A request that was answered without a call; its answer waits for its turn."""
+
+    __slots__ = ("answer", "wanted")
+
+    def __init__(self, answer: HttpAnswer) -> None:
+        self.answer = answer
+        self.wanted = False
+
+
+class HttpConnection(asyncio.Protocol):
+    """Drives one codec. Made by `HttpServer` for each accepted connection."""
+
+    __slots__ = (
+        "_codec",
+        "_drain_s",
+        "_dropped_bytes",
+        "_faulted",
+        "_finished",
+        "_handling",
+        "_head_s",
+        "_held_s",
+        "_lingering",
+        "_loop",
+        "_mark_bytes",
+        "_open",
+        "_outbox",
+        "_read_s",
+        "_reading",
+        "_reading_paused",
+        "_server",
+        "_timer",
+        "_transport",
+        "_write_deadline_s",
+        "_write_paused",
+    )
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._codec = Http1Server(server.http1_limits)
+        self._transport: asyncio.Transport | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._open: deque[HttpCall | _Ready] = deque()
+        self._reading: HttpCall | None = None
+        """Whose body arrives."""
+        self._handling = False
+        self._finished = False
+        self._lingering = False
+        self._outbox = Outbox()
+        self._reading_paused = False
+        self._write_paused = False
+        self._read_s = 0.0
+        self._head_s = 0.0
+        """When the first byte of the head in work came; 0.0 if none is."""
+        self._held_s = 0.0
+        self._drain_s = 0.0
+        self._dropped_bytes = 0
+        self._faulted = False
+        self._write_deadline_s = FOREVER
+        self._mark_bytes = 0
+        self._timer = LazyTimer(server.wheel, self._next_deadline_s, self._look)
+
+    # -------------------------------------------------- asyncio's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without being derived from it
+        self._outbox.transport = self._transport
+        self._loop = asyncio.get_running_loop()
+        self._read_s = self._server.clock.now_s()
+        if self._server.admit(self):
+            self._timer.watch()
+        else:
+            self._finished = True
+            self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._finished:
+            self._drop(len(data))
+            return
+        self._read_s = now_s = self._server.clock.now_s()
+        try:
+            self._handle(self._codec.receive(data), now_s)
+        except Exception as fault:
+            self._broken(fault)
+
+    def eof_received(self) -> bool:
+        self._codec.eof()
+        self._finished = True
+        self._leave()
+        if self._transport is not None and self._transport.get_write_buffer_size():
+            self._watch_writing()
+        return False  # the transport sends what it holds, and closes
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._finished = True
+        self._transport = None
+        self._outbox.transport = None
+        self._timer.cancel()
+        self._leave()
+        self._server.closed(self)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        if self._finished:
+            self._watch_writing()  # what is left of the last answer may still get stuck
+            return
+        self._write_deadline_s = FOREVER
+        if not self._handling:
+            try:
+                self._handle([], self._server.clock.now_s())
+            except Exception as fault:
+                self._broken(fault)
+
+    # --------------------------------------------------------------- input
+
+    def _handle(self, events: list[Event], now_s: float) -> None:
+        """Take events, write what has become ready, and go on with what the codec held back for it."""
+        self._handling = True
+        self._outbox.hold()
+        try:
+            while True:
+                for event in events:
+                    self._take(event, now_s)
+                # What follows a head is held back by the codec until it is asked for, so ask as long as something comes.
+                moved = self._advance()
+                if self._finished or not (moved or events):
+                    break
+                events, now_s = self._resumed()
+        finally:
+            self._handling = False
+            self._outbox.release()
+        if not self._finished:
+            self._regulate(now_s)
+
+    def _resumed(self) -> tuple[list[Event], float]:
+        """What the codec held back and now gives, and when its first byte came at the latest."""
+        events: list[Event] = [] if self._finished else self._codec.resume()
+        arrived_s = self._held_s or self._read_s
+        if events:
+            self._held_s = self._read_s
+        return events, arrived_s
+
+    def _take(self, event: Event, now_s: float) -> None:
+        kind = type(event)
+        if kind is RequestHead:
+            arrived_s, self._head_s = self._head_s or now_s, 0.0
+            self._begin(event, arrived_s)  # type: ignore[arg-type]
+        elif kind is BodyChunk:
+            if self._reading is not None:
+                self._reading.feed(event.data)  # type: ignore[union-attr]
+        elif kind is RequestEnd:
+            if self._reading is not None:
+                self._reading.end_body()
+                self._reading = None
+        else:
+            assert isinstance(event, ProtocolFault)
+            self._fault(event)
+
+    def _begin(self, head: RequestHead, arrived_s: float) -> None:
+        server = self._server
+        desk = server.desk
+        client = server.reader.read_bytes(head.headers)
+        server.headers_dropped += client.dropped
+        match = desk.match(head)
+        refusal = desk.refuse(head, match, client)
+        if refusal is None and match.route is Route.MODEL_INFER:
+            fault = desk.fault(head, match, client)
+            exchange = HttpCall(server.kit, self, head, match, client, arrived_s, fault)
+            self._open.append(exchange)
+            self._reading = exchange
+            assert self._loop is not None
+            exchange.start(self._loop)
+            return
+        answer = refusal or desk.answer(match, client)
+        self._reading = None
+        self._open.append(_Ready(answer))
+        server.observer.request_without_call("http", match.route.template if match.route else "", str(answer.status))
+
+    def _fault(self, fault: ProtocolFault) -> None:
+        large = fault.status in (413, 414, 431)
+        self._server.observer.protocol_fault("http", "too_large" if large else "malformed")
+        self._faulted = True
+        error = GatewayError(Reason.TOO_LARGE if large else Reason.BAD_REQUEST, fault.reason)
+        if self._reading is not None:
+            self._reading.fail_body(error, fault.status)
+            self._reading = None
+            return
+        answer = self._server.answers.refused(self._server.reader.new_request_id(), error, status=fault.status)
+        self._open.append(_Ready(answer))
+        self._server.observer.request_without_call("http", "", str(fault.status))
+
+    # -------------------------------------------------------------- output
+
+    def may_write(self, call: HttpCall) -> bool:
+        return bool(self._open) and self._open[0] is call and not self._write_paused and not self._finished
+
+    def write(self, call: HttpCall, answer: HttpAnswer) -> None:
+        self._answer(call, answer)
+        self._read_s = self._server.clock.now_s()
+        if not self._handling:
+            self._handle(*self._resumed())
+
+    def want_body(self, call: HttpCall) -> None:
+        if self._open and self._open[0] is call:
+            self._outbox.emit(self._codec.continue_100())
+        self._read_s = now_s = self._server.clock.now_s()
+        self._regulate(now_s)
+
+    def abort(self) -> None:
+        self._finished = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _advance(self) -> bool:
+        """Write the answers that are ready, oldest first, until one is not or the client must read first. Whether any
+        was written."""
+        wrote = False
+        while self._open and not self._write_paused and not self._finished:
+            oldest = self._open[0]
+            if oldest.answer is None:
+                assert isinstance(oldest, HttpCall)
+                oldest.take_turn()
+                if oldest.wanted:
+                    self._outbox.emit(self._codec.continue_100())
+                break
+            self._answer(oldest, oldest.answer)
+            wrote = True
+        return wrote
+
+    def _answer(self, exchange: HttpCall | _Ready, answer: HttpAnswer) -> None:
+        codec = self._codec
+        last = len(self._open) == 1 and not codec.held_bytes
+        # After a 408 the rest of the body may come at any time or never (RFC 9110 section 15.5.9).
+        close = answer.status == 408 or (self._server.draining and last)
+        unread = self._faulted or codec.held_bytes > 0 or codec.phase in _UNREAD
+        if isinstance(exchange, HttpCall):
+            exchange.answered = True
+        if exchange is self._reading:
+            self._reading = None
+        if answer.length <= JOIN_BYTES_MAX:
+            chunks = answer.chunks
+            body = b"".join(chunks)
+            self._outbox.emit(codec.respond(answer.status, body=body, block=answer.block, close=close))
+        else:
+            self._outbox.emit(codec.response(answer.status, body_len=answer.length, block=answer.block, close=close))
+            if codec.answer_has_body:
+                for chunk in answer.chunks:
+                    self._outbox.emit(chunk)
+        self._open.popleft()
+        after = codec.after_response()
+        if after is AfterResponse.CLOSE:
+            self._finish(linger=unread or codec.discarded_bytes > 0)
+        elif after is AfterResponse.DRAIN:
+            self._drain_s = self._server.clock.now_s()
+
+    # -------------------------------------------------------------- ending
+
+    def _finish(self, *, linger: bool) -> None:
+        """The last answer was written: send it, and close."""
+        self._finished = True
+        self._leave()
+        self._outbox.flush()
+        transport = self._transport
+        if transport is None:
+            return
+        if linger and transport.can_write_eof():
+            self._lingering = True
+            self._read_s = self._server.clock.now_s()
+            transport.write_eof()
+            self._pause_reading(False)
+        else:
+            transport.close()
+        if transport.get_write_buffer_size():
+            self._watch_writing()
+        else:
+            self._timer.watch()
+
+    def _leave(self) -> None:
+        """No answer of what is open will reach the client."""
+        self._reading = None
+        while self._open:
+            exchange = self._open.popleft()
+            if isinstance(exchange, HttpCall):
+                exchange.abandon()
+
+    def _drop(self, size: int) -> None:
+        """Input while lingering: dropped, up to the policy's bound; then the client is left to wait for the end."""
+        self._dropped_bytes += size
+        if self._lingering and self._dropped_bytes > self._server.limits.drain_bytes_max:
+            self._pause_reading(True)
+
+    def _broken(self, fault: Exception) -> None:
+        self._server.observer.internal_fault("http")
+        _log.error("an internal fault ended a connection", exc_info=fault)
+        self.abort()
+
+    def drain(self) -> None:
+        """The server stops: an idle connection closes now, others with their last answer."""
+        if not self._finished and not self._open and self._codec.phase is Phase.IDLE:
+            self._finish(linger=False)
+
+    def cut(self, error: GatewayError) -> None:
+        """The time for draining is over: calls end with `error`, what is not a call is dropped."""
+        if self._finished or not self._open:
+            self.abort()
+            return
+        for exchange in tuple(self._open):
+            if isinstance(exchange, HttpCall):
+                exchange.cut(error)
+
+    # ------------------------------------------------ pausing and time-outs
+
+    def _regulate(self, now_s: float) -> None:
+        reading = self._reading
+        self._pause_reading(self._codec.paused or (reading is not None and reading.held_bytes >= UNWANTED_BODY_BYTES))
+        if self._codec.held_bytes:
+            self._held_s = self._held_s or now_s
+        else:
+            self._held_s = 0.0
+        if not self._head_s and self._codec.phase is Phase.HEAD:
+            self._head_s = self._read_s
+        self._timer.watch()
+
+    def _pause_reading(self, pause: bool) -> None:
+        if pause is self._reading_paused or self._transport is None:
+            return
+        self._reading_paused = pause
+        if pause:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _watch_writing(self) -> None:
+        assert self._transport is not None
+        self._mark_bytes = self._transport.get_write_buffer_size()
+        self._write_deadline_s = self._server.clock.now_s() + self._server.limits.write_timeout_ms / 1000
+        self._timer.watch()
+
+    def _read_deadline_s(self) -> float:
+        """When what is waited for from the client is overdue."""
+        limits = self._server.limits
+        if self._lingering:
+            return self._read_s + LINGER_S
+        if self._finished:
+            return FOREVER
+        phase = self._codec.phase
+        if phase is Phase.IDLE:
+            return self._read_s + limits.keepalive_idle_ms / 1000
+        if phase is Phase.BODY:
+            reading = self._reading
+            if reading is None or self._reading_paused or not reading.waits_for_client:
+                return FOREVER
+            return self._read_s + limits.body_idle_timeout_ms / 1000
+        if phase is Phase.HEAD:
+            return self._head_s + limits.header_timeout_ms / 1000
+        if phase is Phase.DRAIN:
+            return self._drain_s + limits.body_idle_timeout_ms / 1000
+        return FOREVER
+
+    def _next_deadline_s(self) -> float:
+        return min(self._read_deadline_s(), self._write_deadline_s)
+
+    def _look(self) -> None:
+        """Is anything overdue?"""
+        transport = self._transport
+        if transport is None:
+            return
+        now_s = self._server.clock.now_s()
+        if now_s >= self._write_deadline_s:
+            left = transport.get_write_buffer_size()
+            if left and left >= self._mark_bytes:
+                self._give_up("slow_reader")
+                return
+            if left:
+                self._watch_writing()
+            else:
+                self._write_deadline_s = FOREVER
+        if now_s >= self._read_deadline_s():
+            self._overdue(transport)
+        if self._transport is not None:
+            self._timer.watch()
+
+    def _overdue(self, transport: asyncio.Transport) -> None:
+        phase = self._codec.phase
+        if self._lingering:
+            transport.abort()
+            self._lingering = False
+        elif phase is Phase.IDLE:
+            if transport.get_write_buffer_size():
+                self._give_up("slow_reader")
+            else:
+                self._finish(linger=False)
+        elif phase is Phase.HEAD:
+            self._give_up("slow_head")
+        elif phase is Phase.DRAIN:
+            self._give_up("slow_drain")
+        elif self._reading is not None:
+            self._server.observer.protocol_fault("http", "slow_body")
+            idle_ms = self._server.limits.body_idle_timeout_ms
+            self._reading.fail_body(
+                GatewayError(Reason.SLOW_BODY, f"no part of the request body arrived for {idle_ms} ms")
+            )
+
+    def _give_up(self, kind: str) -> None:
+        self._server.observer.protocol_fault("http", kind)
+        self.abort()

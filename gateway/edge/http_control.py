@@ -1,0 +1,182 @@
+"""Requests that need no model: routing, control queries from the catalogue, and refusals that headers decide.
+
+Everything here is synchronous. What comes out is either an answer or the word that the request is an inference call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from gateway.core.errors import GatewayError, Reason
+from gateway.core.faces import Authenticator, Catalogue
+from gateway.edge.headers import ClientHeaders
+from gateway.edge.http_answer import EMPTY_TYPE, HttpAnswer, HttpAnswers, Refusal
+from gateway.edge.observer import EdgeObserver
+from gateway.edge.status import NO_SUCH_METHOD, NO_SUCH_ROUTE, internal_error
+from gateway.wire.http1 import RequestHead
+from gateway.wire.http_path import PathMatch, PathMatcher, PathResult, Route
+from gateway.wire.kserve.metadata import decode_model_metadata, decode_server_metadata
+
+_log = logging.getLogger("sluice.edge")
+
+SERVED = frozenset(
+    {
+        Route.SERVER_METADATA,
+        Route.HEALTH_LIVE,
+        Route.HEALTH_READY,
+        Route.MODEL_METADATA,
+        Route.MODEL_READY,
+        Route.MODEL_CONFIG,
+        Route.MODEL_INFER,
+    }
+)
+OPEN_ROUTES = frozenset({Route.HEALTH_LIVE, Route.HEALTH_READY, Route.MODEL_READY})
+"""Control queries that need no key: orchestrators and balancers have none."""
+
+_LATER = "not served by this gateway yet"
+_SHARED_MEMORY = (
+    "shared memory is refused: a region exists on one server only; send tensors as binary data in the request instead"
+)
+_OPERATORS = "not possible through the gateway: it is for the operators of the model servers, on the servers' own ports"
+
+REFUSED: Mapping[Route, str] = MappingProxyType(
+    {
+        Route.MODEL_GENERATE: f"generate is {_LATER}; use infer",
+        Route.MODEL_GENERATE_STREAM: f"generate_stream is {_LATER}; use infer",
+        Route.MODEL_STATS: f"statistics are {_LATER}; the gateway's metrics port has its own",
+        Route.ALL_STATS: f"statistics are {_LATER}; the gateway's metrics port has its own",
+        Route.REPOSITORY_INDEX: f"the repository index is {_LATER}",
+        Route.REPOSITORY_LOAD: f"loading models is {_OPERATORS}",
+        Route.REPOSITORY_UNLOAD: f"unloading models is {_OPERATORS}",
+        Route.TRACE_SETTING: f"reading or changing trace settings is {_OPERATORS}",
+        Route.MODEL_TRACE_SETTING: f"reading or changing trace settings is {_OPERATORS}",
+        Route.LOGGING: f"reading or changing log settings is {_OPERATORS}",
+        Route.SYSTEM_SHARED_MEMORY_STATUS: _SHARED_MEMORY,
+        Route.SYSTEM_SHARED_MEMORY_REGISTER: _SHARED_MEMORY,
+        Route.SYSTEM_SHARED_MEMORY_UNREGISTER: _SHARED_MEMORY,
+        Route.CUDA_SHARED_MEMORY_STATUS: _SHARED_MEMORY,
+        Route.CUDA_SHARED_MEMORY_REGISTER: _SHARED_MEMORY,
+        Route.CUDA_SHARED_MEMORY_UNREGISTER: _SHARED_MEMORY,
+    }
+)
+"""Routes of Triton's that are answered 501, with what to do instead."""
+
+_RENDERED_MAX = 256
+
+
+class ControlDesk:
+    """Routes requests and answers those that are no inference calls."""
+
+    def __init__(
+        self, catalogue: Catalogue, authenticator: Authenticator, answers: HttpAnswers, observer: EdgeObserver
+    ) -> None:
+        self._catalogue = catalogue
+        self._observer = observer
+        self._authenticator = authenticator
+        self._answers = answers
+        self._paths = PathMatcher()
+        self._rendered: dict[tuple[Route, bytes], bytes] = {}
+
+    def match(self, head: RequestHead) -> PathMatch:
+        return self._paths.match(head.target)
+
+    def refuse(self, head: RequestHead, match: PathMatch, client: ClientHeaders) -> HttpAnswer | None:
+        """The refusal of a request that cannot become a call; None if it can, or is a control query to be answered."""
+        answers, request_id, route = self._answers, client.request_id, match.route
+        if route is None:
+            if match.result is PathResult.BAD_PATH:
+                return answers.refused(request_id, GatewayError(Reason.BAD_REQUEST, match.reason))
+            return answers.refused(request_id, GatewayError(Reason.UNKNOWN_ROUTE, NO_SUCH_ROUTE))
+        if head.method not in route.methods:
+            error = GatewayError(Reason.UNKNOWN_ROUTE, NO_SUCH_METHOD)
+            refusal = Refusal(error, 405, ((b"allow", route.allow),))
+        elif route is Route.MODEL_INFER:
+            return None
+        elif route not in SERVED:
+            refusal = Refusal(GatewayError(Reason.UNSUPPORTED, REFUSED[route]))
+        else:
+            found = self.fault(head, match, client)
+            if found is None:
+                return None
+            refusal = found
+        return answers.refused(
+            request_id, refusal.error, status=refusal.status, model=match.model, more=refusal.headers
+        )
+
+    def fault(self, head: RequestHead, match: PathMatch, client: ClientHeaders) -> Refusal | None:
+        """What is wrong with a request for a served route. An inference call with a fault is a call all the same: who
+        calls and for which model is known, so it takes its way through identity and record, and ends there.
+        """
+        if match.result is PathResult.BAD_VERSION:
+            return Refusal(GatewayError(Reason.BAD_REQUEST, match.reason))
+        if client.fault is not None:
+            return Refusal(client.fault, 431 if client.fault.reason is Reason.TOO_LARGE else 0)
+        coding = head.get(b"content-encoding")
+        if coding is not None and coding.lower() != b"identity":
+            error = GatewayError(
+                Reason.UNSUPPORTED,
+                "compressed request bodies are not served by this gateway yet; send the body without Content-Encoding",
+            )
+            return Refusal(error, 0, ((b"accept-encoding", b"identity"),))
+        return None
+
+    def answer(self, match: PathMatch, client: ClientHeaders) -> HttpAnswer:
+        """The answer to a control query that was not refused."""
+        try:
+            return self._answer(match, client)
+        except GatewayError as error:
+            return self._answers.refused(client.request_id, error, model=match.model)
+        except BaseException as fault:
+            # As for calls: whatever it is, it ends this request with one answer, and no other.
+            self._observer.internal_fault("http")
+            _log.error("request %s: an internal fault ended a control query", client.request_id, exc_info=fault)
+            return self._answers.refused(client.request_id, internal_error(), model=match.model)
+
+    def _answer(self, match: PathMatch, client: ClientHeaders) -> HttpAnswer:
+        catalogue, route = self._catalogue, match.route
+        if route is Route.HEALTH_LIVE:
+            return self._health(client, catalogue.server_live(), "")
+        if route is Route.HEALTH_READY:
+            return self._health(client, catalogue.server_ready(), "")
+        if route is Route.MODEL_READY:
+            return self._health(client, catalogue.model_ready(match.model, match.version), match.model)
+        identity = self._authenticator.identify(client.api_key)
+        if route is Route.SERVER_METADATA:
+            body = self._render(route, catalogue.server_metadata(), _server_metadata_json)
+            return self._answers.told(client.request_id, body)
+        if not identity.may_call(match.model):
+            raise GatewayError(Reason.FORBIDDEN, "this key may not see this model")
+        if route is Route.MODEL_METADATA:
+            message = catalogue.model_metadata(match.model, match.version)
+            body = self._render(route, message, _model_metadata_json)
+        elif route is Route.MODEL_CONFIG:
+            body = catalogue.model_config(match.model, match.version).json
+        else:
+            raise AssertionError(f"{route} is served but has no answer")
+        return self._answers.told(client.request_id, body, model=match.model)
+
+    def _health(self, client: ClientHeaders, good: bool, model: str) -> HttpAnswer:
+        return self._answers.told(
+            client.request_id, b"", status=200 if good else 400, content_type=EMPTY_TYPE, model=model
+        )
+
+    def _render(self, route: Route, message: bytes, to_json: Callable[[bytes], bytes]) -> bytes:
+        """JSON of a protobuf message of the catalogue's; the same message was mostly seen before."""
+        key = (route, message)
+        body = self._rendered.get(key)
+        if body is None:
+            body = to_json(message)
+            if len(self._rendered) >= _RENDERED_MAX:
+                self._rendered.clear()
+            self._rendered[key] = body
+        return body
+
+
+def _server_metadata_json(message: bytes) -> bytes:
+    return decode_server_metadata(message).without_shared_memory().to_json()
+
+
+def _model_metadata_json(message: bytes) -> bytes:
+    return decode_model_metadata(message).to_json()

@@ -1,0 +1,187 @@
+"""The HTTP port: what its connections share, the listener, and orderly shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.core.errors import GatewayError, Reason
+from gateway.core.faces import Authenticator, BodyBudget, Catalogue
+from gateway.core.service import Service
+from gateway.edge.explain import Explainer
+from gateway.edge.headers import HeaderReader
+from gateway.edge.http_answer import HttpAnswers
+from gateway.edge.http_call import BodyLimit, CallKit
+from gateway.edge.http_connection import HttpConnection
+from gateway.edge.http_control import ControlDesk
+from gateway.edge.listen import listen_error, split_address
+from gateway.edge.observer import EdgeObserver, SilentObserver
+from gateway.policy.schema import HttpLimits
+from gateway.runtime.chance import Chance
+from gateway.runtime.clock import Clock
+from gateway.runtime.wheel import TimerWheel
+from gateway.wire.http1 import Http1Limits
+
+_log = logging.getLogger("sluice.edge")
+
+LISTEN_KEY = "gateway.listen.http"
+BACKLOG = 1024
+"""Connections that the kernel keeps until they are accepted."""
+CUT_GRACE_S = 1.0
+"""After the drain limit, this long for the errors that cut calls short to be written."""
+REQUEST_LINE_BYTES_MAX = 8192
+BODY_BYTES_MAX = 2**31 - 1
+"""Triton's own bound of a Content-Length; each model has its own, smaller one."""
+
+
+def codec_limits(limits: HttpLimits) -> Http1Limits:
+    """The policy's limits in the codec's terms."""
+    return Http1Limits(
+        request_line_max_bytes=min(REQUEST_LINE_BYTES_MAX, limits.header_bytes_max),
+        header_line_max_bytes=limits.header_bytes_max,
+        header_count_max=limits.header_count_max,
+        head_max_bytes=limits.header_bytes_max,
+        body_max_bytes=BODY_BYTES_MAX,
+        pipeline_max=limits.pipeline_max,
+        drain_max_bytes=limits.drain_bytes_max,
+    )
+
+
+class HttpServer:
+    """KServe v2 over HTTP/1.1.
+
+    `body_limit` gives a model's largest body in bytes, `body_budget` bounds all bodies together. The service gets one
+    call per inference request, in a task of its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        service: Service,
+        catalogue: Catalogue,
+        authenticator: Authenticator,
+        limits: HttpLimits,
+        reader: HeaderReader,
+        explainer: Explainer,
+        wheel: TimerWheel,
+        clock: Clock,
+        chance: Chance,
+        body_limit: BodyLimit,
+        body_budget: BodyBudget,
+        observer: EdgeObserver | None = None,
+    ) -> None:
+        self.clock = clock
+        self.wheel = wheel
+        self.observer: EdgeObserver = SilentObserver() if observer is None else observer
+        self.answers = HttpAnswers(chance.stream("edge.http.retry_after"))
+        self.desk = ControlDesk(catalogue, authenticator, self.answers, self.observer)
+        self.kit = CallKit(
+            service=service,
+            catalogue=catalogue,
+            answers=self.answers,
+            explainer=explainer,
+            clock=clock,
+            observer=self.observer,
+            body_limit=body_limit,
+            budget=body_budget,
+        )
+        self.reader = reader
+        self.draining = False
+        self.headers_dropped = 0
+        self._connections: set[HttpConnection] = set()
+        self._connections_total = 0
+        self._connections_refused = 0
+        self._listener: asyncio.Server | None = None
+        self._changed = asyncio.Event()
+        self.limits = limits
+        self.http1_limits = codec_limits(limits)
+
+    def use(self, limits: HttpLimits, reader: HeaderReader) -> None:
+        """Take these for what begins from now on: limits of new connections, headers of new requests."""
+        self.limits = limits
+        self.http1_limits = codec_limits(limits)
+        self.reader = reader
+
+    async def start(self, address: str) -> str:
+        """Listen on `address` (`host:port`; port 0 takes a free one). Returns the address in use. Raises
+        `ListenError`.
+        """
+        host, port = split_address(address)
+        loop = asyncio.get_running_loop()
+        try:
+            self._listener = await loop.create_server(lambda: HttpConnection(self), host, port, backlog=BACKLOG)
+        except OSError as error:
+            raise listen_error(address, LISTEN_KEY, error) from error
+        bound = self._listener.sockets[0].getsockname()
+        return f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+
+    def admit(self, connection: HttpConnection) -> bool:
+        """Whether there is room for one more connection."""
+        if self.draining or len(self._connections) >= self.limits.connections_max:
+            self._connections_refused += 1
+            self.observer.connection_refused("http")
+            return False
+        self._connections.add(connection)
+        self._connections_total += 1
+        self.observer.connection_opened("http")
+        return True
+
+    def closed(self, connection: HttpConnection) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self.observer.connection_closed("http")
+            self._changed.set()
+
+    def begin_drain(self) -> None:
+        """Stop accepting; idle connections close now, each other one with the last answer that it owes."""
+        self.draining = True
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        for connection in tuple(self._connections):
+            connection.drain()
+
+    async def wait_closed(self, limit_s: float) -> bool:
+        """Wait until every connection is closed and every call has ended. After `limit_s` calls still running end
+        with `draining`, and what then remains is cut off. Returns whether all was well before that.
+        """
+        if await self._emptied(limit_s):
+            return True
+        _log.warning(
+            "%d connections with %d calls are left after %g s of draining; they are ended",
+            len(self._connections),
+            len(self.kit.tasks),
+            limit_s,
+        )
+        error = GatewayError(Reason.DRAINING, "the gateway is shutting down; send the call again", retry_after_s=1.0)
+        for connection in tuple(self._connections):
+            connection.cut(error)
+        if not await self._emptied(CUT_GRACE_S):
+            for connection in tuple(self._connections):
+                connection.abort()
+            await self._emptied(CUT_GRACE_S)
+        return False
+
+    async def _emptied(self, limit_s: float) -> bool:
+        try:
+            async with asyncio.timeout(limit_s):
+                while self._connections:
+                    self._changed.clear()
+                    await self._changed.wait()
+                while self.kit.tasks:
+                    await asyncio.wait(tuple(self.kit.tasks))
+        except TimeoutError:
+            return not self._connections and not self.kit.tasks
+        return True
+
+    def statistics(self, now_s: float) -> Mapping[str, Any]:
+        return {
+            "connections": len(self._connections),
+            "connections_total": self._connections_total,
+            "connections_refused": self._connections_refused,
+            "calls": len(self.kit.tasks),
+            "headers_dropped": self.headers_dropped,
+            "draining": self.draining,
+        }

@@ -1,0 +1,46 @@
+"""One timer for all the time-outs of a connection.
+
+Deadlines of a connection move with every request, and nearly none is ever reached. The timer is therefore set anew
+only when something becomes due earlier than it stands; when it fires, the deadlines are looked at, and it is set to
+the next. A request that comes and goes in time costs no timer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.runtime.wheel import Timer, TimerWheel
+
+FOREVER = float("inf")
+
+
+class LazyTimer:
+    """`next_s` gives the next deadline (monotonic seconds, `FOREVER` for none), `look` acts on those that passed."""
+
+    __slots__ = ("_due_s", "_look", "_next_s", "_timer", "_wheel")
+
+    def __init__(self, wheel: TimerWheel, next_s: Callable[[], float], look: Callable[[], None]) -> None:
+        self._wheel = wheel
+        self._next_s = next_s
+        self._look = look
+        self._timer: Timer | None = None
+        self._due_s = FOREVER
+
+    def watch(self) -> None:
+        """Deadlines have changed."""
+        due_s = self._next_s()
+        if due_s < self._due_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._due_s = due_s
+            self._timer = self._wheel.call_at(due_s, self._fire)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due_s = FOREVER
+
+    def _fire(self) -> None:
+        self._timer, self._due_s = None, FOREVER
+        self._look()

@@ -1,0 +1,31 @@
+"""Addresses to listen on, and the error for one that cannot be had."""
+
+from __future__ import annotations
+
+import errno
+
+
+class ListenError(Exception):
+    """A port cannot be opened. The text names the address, the policy key, and what to do."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` or `[host]:port` as the policy has it. Raises ValueError."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise ValueError(f"{address!r} is not an address of the form host:port")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    return host, int(port)
+
+
+def listen_error(address: str, key: str, error: OSError) -> ListenError:
+    """What `error` means for `address`, which stands under the policy key `key` in fleet.yaml."""
+    where = f"cannot listen on {address} ({key} in fleet.yaml)"
+    if error.errno == errno.EADDRINUSE:
+        return ListenError(f"{where}: the port is in use; stop the process that uses it, or change {key}")
+    if error.errno == errno.EACCES:
+        return ListenError(f"{where}: not permitted; ports below 1024 need a right of their own, or change {key}")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return ListenError(f"{where}: this machine has no such address; change {key}")
+    return ListenError(f"{where}: {error.strerror or error}; change {key} or the machine's settings")

@@ -1,0 +1,294 @@
+"""The directory: all pools' replicas, their connections and background jobs, and the snapshot made of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from gateway.core.faces import Connector, Endpoints, Files, Resolver
+from gateway.core.snapshot import FleetSnapshot, ModelState, ReplicaState, ReplicaView
+from gateway.fleet.connection import Connection
+from gateway.fleet.member import Member, Tools
+from gateway.fleet.prober import Prober
+from gateway.fleet.replica import Description, Key, Replica
+from gateway.fleet.roster import Roster
+from gateway.fleet.scraper import Scraper
+from gateway.fleet.sources import source_of
+from gateway.fleet.statistics import member_statistics
+from gateway.fleet.warmer import WarmRequest, from_policies
+from gateway.policy.schema import ModelPolicy, PolicySet, Pool
+from gateway.runtime.chance import Chance
+from gateway.runtime.clock import Clock
+from gateway.runtime.supervisor import Supervisor
+from gateway.runtime.workers import Workers
+
+_log = logging.getLogger("sluice.fleet")
+
+DRAIN_LIMIT_S = 60.0
+"""A connection of a removed replica is closed after this long even if calls are still out on it."""
+
+
+class Directory:
+    """Implements `core.faces.SnapshotSource`.
+
+    Everything runs on one event loop. `connector_of` gives the connector of a pool (bounds differ per pool);
+    `warm_request` replaces the requests that the policies name.
+    """
+
+    def __init__(
+        self,
+        policies: PolicySet,
+        connector_of: Callable[[Pool], Connector],
+        *,
+        clock: Clock,
+        chance: Chance,
+        supervisor: Supervisor,
+        workers: Workers,
+        resolver: Resolver,
+        files: Files,
+        warm_request: WarmRequest | None = None,
+    ) -> None:
+        self._clock = clock
+        self._chance = chance
+        self._supervisor = supervisor
+        self._members: dict[str, Member] = {}
+        self._leaving: dict[Connection, None] = {}
+        self._views: dict[str, ReplicaView] = {}
+        self._dirty: dict[str, None] = {}
+        self._jobs: dict[str, None] = {}
+        self._listeners: list[Callable[[FleetSnapshot], None]] = []
+        self._snapshot = FleetSnapshot(0, ())
+        self._publishing = False
+        self._stopped = False
+        self._count = 0
+        self._cut = 0
+        make = from_policies(policies) if warm_request is None else warm_request
+        self._tools = Tools(clock, workers, self._start_job, self._member_changed, self._retire, make)
+        self._pools = policies.fleet.pools
+        self._models: dict[str, dict[str, ModelPolicy]] = {name: {} for name in self._pools}
+        for model in policies.models.values():
+            self._models[model.pool][model.model] = model
+        self._connectors = {name: connector_of(pool) for name, pool in self._pools.items()}
+        self._rosters = {
+            name: Roster(name, pool.replicas_max, source_of(pool, policies.base_dir, resolver, files, workers))
+            for name, pool in self._pools.items()
+        }
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to look for replicas. Inside the event loop."""
+        for pool in self._pools:
+            self._start_job(f"addresses/{pool}", self._follow(pool))
+
+    async def stop(self) -> None:
+        """End all jobs and close all connections, whatever is out on them."""
+        self._stopped = True
+        await self._supervisor.stop(*(name for name in self._jobs if self._supervisor.running(name)))
+        for member in self._members.values():
+            member.removed = True
+            self._leaving[member.connection] = None
+        closing, self._leaving = tuple(self._leaving), {}
+        for connection in closing:
+            connection.leaving = True
+            await connection.client.aclose()
+
+    def _start_job(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        async def job() -> None:
+            await work()
+            self._jobs.pop(name, None)  # Not in a `finally`: what failed is started again under the same name.
+
+        if not self._stopped:
+            self._jobs[name] = None
+            self._supervisor.start(name, job)
+
+    def _follow(self, pool: str) -> Callable[[], Awaitable[None]]:
+        roster, chance = self._rosters[pool], self._chance.stream(f"fleet/addresses/{pool}")
+
+        async def job() -> None:
+            while True:
+                await self._refresh(roster)
+                if roster.refresh_s == float("inf"):
+                    return
+                await asyncio.sleep(roster.refresh_s * (0.9 + 0.1 * chance.random()))
+
+        return job
+
+    async def _refresh(self, roster: Roster) -> None:
+        """One look at a pool's addresses. A failed or empty answer changes nothing but the alarm."""
+        current = tuple(m.replica.endpoints for m in self._members.values() if m.replica.pool == roster.pool)
+        wanted = await roster.look(current, self._clock.now_s())
+        if wanted is None:
+            return
+        keep = set(wanted)
+        gone = [endpoints for endpoints in current if endpoints not in keep]
+        for endpoints in gone:
+            await self._remove(f"{roster.pool}/{endpoints.grpc}")
+        there = set(current)
+        for endpoints in wanted:
+            if endpoints not in there:
+                self._add(roster.pool, endpoints)
+
+    def _add(self, pool: str, endpoints: Endpoints) -> None:
+        replica_id = f"{pool}/{endpoints.grpc}"
+        self._count += 1
+        policy, connector = self._pools[pool], self._connectors[pool]
+        replica = Replica(
+            replica_id,
+            pool,
+            endpoints,
+            policy.health,
+            self._clock.now_s(),
+            lambda key: self._is_last(pool, replica_id, key),
+        )
+        member = Member(
+            replica,
+            policy,
+            self._models[pool],
+            lambda: connector.connect(endpoints),
+            self._chance.stream(f"fleet/{replica_id}"),
+            self._tools,
+            self._count,
+        )
+        self._members[replica_id] = member
+        _log.info("replica %s: seen", replica_id)
+        self._member_changed(member)
+        self._start_job(f"probe/{member.name}", Prober(member).run)
+        self._start_job(f"scrape/{member.name}", Scraper(member).run)
+
+    async def _remove(self, replica_id: str) -> None:
+        """No new calls from this moment on; those that are out may finish. Nothing of what is known of it stays."""
+        member = self._members.pop(replica_id)
+        member.removed = True
+        self._views.pop(replica_id, None)
+        self._dirty.pop(replica_id, None)
+        self._publish_soon()
+        _log.info("replica %s: its address is gone; it drains", replica_id)
+        self._retire(member.name, member.connection)
+        suffix = f"/{member.name}"
+        names = [name for name in self._jobs if name.endswith(suffix) or f"{suffix}/" in name]
+        running = [name for name in names if self._supervisor.running(name) and not name.startswith("drain/")]
+        if running:
+            await self._supervisor.stop(*running)
+        for name in running:
+            self._jobs.pop(name, None)
+
+    def _retire(self, name: str, connection: Connection) -> None:
+        connection.leaving = True
+        self._leaving[connection] = None
+        self._count += 1
+
+        async def job() -> None:
+            cut = await connection.drain(DRAIN_LIMIT_S)
+            self._leaving.pop(connection, None)
+            if cut:
+                self._cut += cut
+                _log.warning("%d calls were cut off when the connection to %s was closed", cut, name)
+
+        self._start_job(f"drain/{name}.{self._count}", job)
+
+    def _is_last(self, pool: str, replica_id: str, key: Key) -> bool:
+        for other in self._members.values():
+            replica = other.replica
+            if replica.pool == pool and replica.id != replica_id and replica.state is ReplicaState.LIVE:
+                record = replica.models.get(key)
+                if record is not None and record.state is ModelState.WARMED:
+                    return False
+        return True
+
+    # -- the snapshot -------------------------------------------------------------------------------------------------
+
+    @property
+    def snapshot(self) -> FleetSnapshot:
+        return self._snapshot
+
+    def subscribe(self, listener: Callable[[FleetSnapshot], None]) -> None:
+        self._listeners.append(listener)
+
+    def _member_changed(self, member: Member) -> None:
+        if not member.removed:
+            self._dirty[member.replica.id] = None
+            self._publish_soon()
+
+    def _publish_soon(self) -> None:
+        """All changes of one loop turn make one snapshot."""
+        if not self._publishing and not self._stopped:
+            self._publishing = True
+            asyncio.get_running_loop().call_soon(self._publish)
+
+    def _publish(self) -> None:
+        self._publishing = False
+        before = self._snapshot.replicas
+        for replica_id in self._dirty:
+            replica = self._members[replica_id].replica
+            replica.changed = False
+            self._views[replica_id] = replica.view()
+        self._dirty.clear()
+        replicas = tuple(self._views[replica_id] for replica_id in sorted(self._views))
+        if replicas == before:
+            return
+        self._snapshot = snapshot = FleetSnapshot(self._snapshot.number + 1, replicas)
+        for listener in self._listeners:
+            try:
+                listener(snapshot)
+            except Exception:
+                _log.exception("a listener failed on snapshot %d; the others still hear of it", snapshot.number)
+
+    def hint(self, replica: str, model: str, version: str) -> None:
+        member = self._members.get(replica)
+        if member is not None:
+            member.hint(model, version)
+
+    def note_answer(self, replica: str, model: str, version: str, now_s: float) -> None:
+        member = self._members.get(replica)
+        if member is not None:
+            member.replica.answered((model, version), now_s)
+            if member.replica.changed:
+                self._member_changed(member)
+
+    # -- for the transport and the catalogue --------------------------------------------------------------------------
+
+    def connection(self, replica: str) -> Connection | None:
+        """The connection for new calls to a replica; None if its address is gone."""
+        member = self._members.get(replica)
+        return None if member is None else member.connection
+
+    def description(self, pool: str, model: str, version: str) -> Description | None:
+        """What a replica that serves this version says of it."""
+        for candidate in self._snapshot.candidates(pool, model, version):
+            member = self._members.get(candidate.replica)
+            record = None if member is None else member.replica.models.get((model, version))
+            if record is not None and record.description is not None:
+                return record.description
+        return None
+
+    def server_metadata(self) -> bytes | None:
+        """What a live replica says of itself, or None if there is none."""
+        for replica_id in sorted(self._members):
+            replica = self._members[replica_id].replica
+            if replica.state is ReplicaState.LIVE and replica.server_metadata:
+                return replica.server_metadata
+        return None
+
+    # -- for operators ------------------------------------------------------------------------------------------------
+
+    def statistics(self, now_s: float) -> Mapping[str, Any]:
+        """Everything that is known of the fleet, as plain values; times are ages in seconds."""
+        return {
+            "snapshot": self._snapshot.number,
+            "calls_cut_off": self._cut,
+            "connections_leaving": len(self._leaving),
+            "pools": {
+                name: {
+                    **roster.statistics(now_s),
+                    "replicas": {
+                        replica_id: member_statistics(self._members[replica_id], now_s)
+                        for replica_id in sorted(self._members)
+                        if self._members[replica_id].replica.pool == name
+                    },
+                }
+                for name, roster in self._rosters.items()
+            },
+        }

@@ -1,0 +1,183 @@
+"""Member: one replica of a pool with its connection and its background jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from gateway.core.faces import ReplicaClient
+from gateway.core.outcome import Outcome
+from gateway.core.snapshot import ModelState
+from gateway.fleet.connection import Connection
+from gateway.fleet.nudge import Nudge
+from gateway.fleet.replica import Key, Replica
+from gateway.fleet.warmer import Backoff, Unwarmable, WarmRequest, finished, request_for, try_once
+from gateway.policy.schema import ModelPolicy, Pool
+from gateway.runtime.clock import Clock
+from gateway.runtime.workers import Workers
+
+_log = logging.getLogger("sluice.fleet")
+
+TRIAL_INTERVAL_S = 1.0
+_TELLING = frozenset({Outcome.NOT_LOADED, Outcome.BROKEN})
+"""How a test call on a version in service must end to speak against it; load and lost connections do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a member works with. `start` runs a background job until it ends; `changed` is told of every change."""
+
+    clock: Clock
+    workers: Workers
+    start: Callable[[str, Callable[[], Awaitable[None]]], None]
+    changed: Callable[[Member], None]
+    retire: Callable[[str, Connection], None]
+    warm_request: WarmRequest
+
+
+class Member:
+    """One replica: the state machine, the connection, and what runs for them."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        pool: Pool,
+        models: Mapping[str, ModelPolicy],
+        connect: Callable[[], ReplicaClient],
+        chance: random.Random,
+        tools: Tools,
+        number: int,
+    ) -> None:
+        self.replica = replica
+        self.pool = pool
+        self.models = models
+        """The models that policies give to this pool; no others are looked at."""
+        self.chance = chance
+        self.tools = tools
+        self.number = number
+        """Tells two members of one address apart, one after the other."""
+        self.nudge = Nudge()
+        self.removed = False
+        self.scrapes_failed = 0
+        self.scrape_error = ""
+        self._connect = connect
+        self.connection = Connection(connect())
+        self._doubts: dict[Key, None] = {}
+        self._working: dict[tuple[str, Key], int] = {}
+        self._tried_s: dict[Key, float] = {}
+
+    @property
+    def name(self) -> str:
+        return f"{self.replica.id}#{self.number}"
+
+    def changed(self) -> None:
+        """Tell the directory, if there is something to tell."""
+        for each in self.replica.take_transitions():
+            model = "" if each.key is None else f" model {each.key[0]!r} version {each.key[1]}"
+            _log.info("replica %s%s: %s -> %s: %s", self.replica.id, model, each.before, each.after, each.reason)
+        if self.replica.changed:
+            self.tools.changed(self)
+
+    def reconnect(self) -> None:
+        """A new connection in place of one that does not answer: in a network that swallowed packets the old one may
+        take minutes to notice that they flow again. Calls that are out stay on the old one.
+        """
+        old, self.connection = self.connection, Connection(self._connect())
+        self.tools.retire(self.name, old)
+
+    def hint(self, model: str, version: str) -> None:
+        """Something is wrong with the replica, or with one model version on it: look soon."""
+        key = (model, version)
+        if key in self.replica.models:
+            self._doubts[key] = None
+        self.nudge.give()
+
+    # -- jobs per model version ---------------------------------------------------------------------------------------
+
+    def start_work(self) -> None:
+        """After a probe: warm what is to be warmed, try what is in doubt."""
+        for key, epoch in self.replica.to_warm():
+            self._start("warm", key, epoch, self._warm)
+        doubts, self._doubts = self._doubts, {}
+        now_s = self.tools.clock.now_s()
+        for key in doubts:
+            record = self.replica.models.get(key)
+            if record is None or record.state is not ModelState.WARMED:
+                continue
+            if now_s - self._tried_s.get(key, float("-inf")) >= TRIAL_INTERVAL_S:
+                self._start("try", key, record.epoch, self._try)
+
+    def _start(self, kind: str, key: Key, epoch: int, work: Callable[[Key, int], Awaitable[None]]) -> None:
+        if (kind, key) in self._working:
+            return
+        self._working[kind, key] = epoch
+
+        async def job() -> None:
+            try:
+                await work(key, epoch)
+            finally:
+                if self._working.get((kind, key)) == epoch:
+                    del self._working[kind, key]
+            self.nudge.give()
+
+        self.tools.start(f"{kind}/{self.name}/{key[0]}/{key[1]}@{epoch}", job)
+
+    async def _warm(self, key: Key, epoch: int) -> None:
+        replica, clock, policy = self.replica, self.tools.clock, self.models[key[0]]
+        description = replica.models[key].description if not finished(replica, key, epoch) else None
+        if description is None:
+            return
+        try:
+            request = request_for(self.tools.warm_request, policy, description)
+        except Unwarmable as reason:
+            replica.warmed(key, epoch, f"not warmed: {reason}", clock.now_s())
+            self.changed()
+            return
+        backoff, left = Backoff(), policy.warmup.calls
+        note = f"{left} calls"
+        while left and not self.removed and not finished(replica, key, epoch):
+            trial = await try_once(self.connection, key, request, policy.warmup.timeout_ms / 1000)
+            if trial.good:
+                left -= 1
+                backoff.failures = 0
+            elif trial.final:
+                note, left = f"not warmed: the request was refused: {trial.text}", 0
+            else:
+                replica.not_warmed(key, epoch, trial.text)
+                self.changed()
+                if trial.outcome is Outcome.TRANSPORT:
+                    self.nudge.give()
+                await asyncio.sleep(backoff.next_s(self.chance.random()))
+        if not self.removed:
+            replica.warmed(key, epoch, note, clock.now_s())
+            self.changed()
+
+    async def _try(self, key: Key, epoch: int) -> None:
+        """Index and readiness may be good while calls fail (a dead Python stub, a half-loaded model): a call tells."""
+        replica, clock, policy, health = self.replica, self.tools.clock, self.models[key[0]], self.pool.health
+        description = replica.models[key].description if not finished(replica, key, epoch) else None
+        if description is None:
+            return
+        try:
+            request = request_for(self.tools.warm_request, policy, description)
+        except Unwarmable:
+            return
+        for turn in range(health.failures_to_unready):
+            if turn:
+                await asyncio.sleep(health.recheck_ms / 1000)
+            if self.removed or finished(replica, key, epoch):
+                break
+            asked_s = clock.now_s()
+            trial = await try_once(self.connection, key, request, policy.warmup.timeout_ms / 1000)
+            if trial.good or trial.outcome in _TELLING:
+                replica.tried(key, epoch, trial.good, trial.text, asked_s)
+                self.changed()
+            if trial.outcome not in _TELLING:
+                break
+        if key in replica.models:
+            self._tried_s[key] = clock.now_s()
+        for gone in [each for each in self._tried_s if each not in replica.models]:
+            del self._tried_s[gone]
