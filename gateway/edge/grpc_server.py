@@ -272,7 +272,15 @@ class GrpcServer:
             self._observer.internal_fault("grpc")
             _log.error("call %s failed inside the gateway", call.request_id, exc_info=error)
             await self._refuse(context, call, _internal())
-        return await self._deliver(call, task.result(), context)
+        try:
+            return await self._deliver(call, task.result(), context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            self._observer.internal_fault("grpc")
+            _log.exception("call %s could not be delivered", call.request_id)
+            await self._refuse(context, call, _internal())
+            raise AssertionError("abort raises") from None
 
     async def _caller_left(self, call: Call, task: asyncio.Task[Reply]) -> None:
         """End the call's task for a handler that was cancelled, and wait until everything it held is free."""

@@ -17,7 +17,7 @@ import tritonclient.http.aio as aio_http
 from tritonclient.utils import InferenceServerException
 
 from deploy.local import LocalFleet
-from tests.integration.gateway_process import GatewayProcess
+from tests.support.gateway_process import GatewayProcess
 
 FLAVOURS = ("http", "http.aio", "grpc", "grpc.aio")
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from deploy.local import LocalFleet
-from tests.integration.conftest import replicas_of
-from tests.integration.gateway_process import MODEL_POLICIES, ROOT, GatewayProcess, free_port, write_policies
+from tests.conftest import replicas_of
+from tests.support.gateway_process import MODEL_POLICIES, ROOT, GatewayProcess, free_port, write_policies
 
 ACCEL = {"accel": MODEL_POLICIES["accel"]}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from deploy.local import LocalFleet, free_ports
-from tests.integration.gateway_process import GatewayProcess, write_policies
+from tests.support.gateway_process import GatewayProcess, write_policies
 
 
 @pytest.fixture(scope="session")
