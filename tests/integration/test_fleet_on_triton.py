@@ -123,24 +123,19 @@ def shared(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture
-def server(shared: LocalFleet, repository: Path) -> Iterator[TritonServer]:
-    """One server with both models; whatever a test did to it is mended afterwards."""
+def server(shared: LocalFleet) -> TritonServer:
+    """One server with both models, for tests that leave it as it was."""
+    return shared["triton-0"]
+
+
+@pytest.fixture
+def breakable(shared: LocalFleet, repository: Path) -> Iterator[TritonServer]:
+    """The same for tests that do not: it is started anew afterwards (to mend a broken model takes Triton far longer)."""
     one = shared["triton-0"]
     yield one
-    if one.state() == "frozen":
-        one.thaw()
-    if one.state() == "stopped":
-        one.start()
-        one.wait_ready()
+    one.kill()
     set_versions(repository, "1")
-    for model in MODELS:
-        control(one, model, "unload")
-    deadline_s = time.monotonic() + 30
-    while "UNLOADING" in str(index(one)) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    for model in MODELS:
-        control(one, model, "load")
-    one.wait_ready()
+    one.start(wait=True)
 
 
 def control(server: TritonServer, model: str, what: str) -> int:
@@ -150,12 +145,6 @@ def control(server: TritonServer, model: str, what: str) -> int:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code
-
-
-def index(server: TritonServer) -> Any:
-    url = f"http://{server.spec.http_address}/v2/repository/index"
-    with urllib.request.urlopen(urllib.request.Request(url, b""), timeout=30) as response:
-        return json.load(response)
 
 
 def endpoints(server: TritonServer) -> Endpoints:
@@ -208,12 +197,12 @@ def row_for(fault: UpstreamFault, outcome: Outcome, reason: Reason) -> Row:
 # --- texts: each row of core.faults that this server can be made to say ---------------------------------------------
 
 
-async def test_what_is_not_loaded_is_told_from_what_is_wrong(server: TritonServer, repository: Path) -> None:
+async def test_what_is_not_loaded_is_told_from_what_is_wrong(breakable: TritonServer, repository: Path) -> None:
     set_versions(repository, "1, 2")
-    assert control(server, "moods", "load") == 200
+    assert control(breakable, "moods", "load") == 200
     set_versions(repository, "1, 3")
-    assert control(server, "moods", "load") == 400
-    async with client_of(server) as client:
+    assert control(breakable, "moods", "load") == 400
+    async with client_of(breakable) as client:
         for message, said in (
             (request("nope"), "is not found"),
             (request("moods", "9"), "is not found"),
@@ -222,7 +211,7 @@ async def test_what_is_not_loaded_is_told_from_what_is_wrong(server: TritonServe
             fault = await fault_of(client, message)
             row_for(fault, Outcome.NOT_LOADED, Reason.UPSTREAM_NOT_LOADED)
             assert said in fault.text
-        await asyncio.to_thread(control, server, "moods", "unload")
+        await asyncio.to_thread(control, breakable, "moods", "unload")
         while "UNLOADING" in str(await client.repository_index(5.0)):
             await asyncio.sleep(0.05)
         fault = await fault_of(client, request("moods"))
@@ -255,7 +244,7 @@ async def test_requests_that_are_wrong_are_the_callers_fault(server: TritonServe
             row_for(await fault_of(client, message), Outcome.CALLER_FAULT, Reason.UPSTREAM_INVALID)
 
 
-async def test_what_a_model_says_keeps_its_code_and_a_crash_is_broken(server: TritonServer) -> None:
+async def test_what_a_model_says_keeps_its_code_and_a_crash_is_broken(breakable: TritonServer) -> None:
     said = {
         "INTERNAL": (Code.INTERNAL, Outcome.BROKEN),
         "UNKNOWN": (Code.UNKNOWN, Outcome.BROKEN),
@@ -266,7 +255,7 @@ async def test_what_a_model_says_keeps_its_code_and_a_crash_is_broken(server: Tr
         "UNSUPPORTED": (Code.UNIMPLEMENTED, Outcome.CALLER_FAULT),
         "ALREADY_EXISTS": (Code.ALREADY_EXISTS, Outcome.CALLER_FAULT),
     }
-    async with client_of(server) as client:
+    async with client_of(breakable) as client:
         for name, (code, outcome) in said.items():
             fault = await fault_of(client, request("moods", code=name))
             assert (fault.code, fault.text, fault.from_peer) == (code, "custom text", True)
@@ -318,12 +307,12 @@ def _cancelled(page: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(wanted))
 
 
-async def test_a_server_that_stops_says_so_and_finishes_what_runs(server: TritonServer) -> None:
-    async with client_of(server) as client:
+async def test_a_server_that_stops_says_so_and_finishes_what_runs(breakable: TritonServer) -> None:
+    async with client_of(breakable) as client:
         running = asyncio.ensure_future(client.infer(request("accel", straggle_ms=2000), (), 20.0))
         await _until_executing(client, 1)
-        assert server.run is not None
-        server.run.server.signal(signal.SIGTERM, group=False)
+        assert breakable.run is not None
+        breakable.run.server.signal(signal.SIGTERM, group=False)
         refused: list[UpstreamFault] = []
         while not refused:
             try:
@@ -335,7 +324,6 @@ async def test_a_server_that_stops_says_so_and_finishes_what_runs(server: Triton
         with pytest.raises(UpstreamFault, match="Server exiting"):
             await client.server_live(5.0)
         assert pb.ModelInferResponse.FromString(await running).model_name == "accel"
-    await asyncio.to_thread(server.stop)
 
 
 def test_every_text_in_the_table_was_provoked_above_or_needs_a_server_with_other_flags() -> None:
@@ -497,19 +485,19 @@ async def test_what_the_catalogue_shows_is_what_the_server_shows(server: TritonS
         assert house.directory.snapshot.candidates("cpu", "accel", "1")[0].slots == 16
 
 
-async def test_a_killed_server_is_down_and_starts_its_phases_anew(server: TritonServer) -> None:
-    async with house_before(server) as house:
+async def test_a_killed_server_is_down_and_starts_its_phases_anew(breakable: TritonServer) -> None:
+    async with house_before(breakable) as house:
         before = house.replica
         assert before is not None
         out = asyncio.ensure_future(house.transport.send(house.call("accel", straggle_ms=5000)))
         await asyncio.sleep(0.2)
-        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(breakable.kill)
         with pytest.raises(GatewayError) as caught:
             await out
         assert caught.value.reason is Reason.UPSTREAM_LOST
         await house.until(lambda: house.state is ReplicaState.DOWN, 2.0)
         assert not house.serves("accel")
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(breakable.start)
         await house.until(lambda: house.serves("accel") and house.serves("moods"), 30.0)
         after = house.replica
         assert after is not None
@@ -518,63 +506,62 @@ async def test_a_killed_server_is_down_and_starts_its_phases_anew(server: Triton
             assert getattr(after.phases, name) > before.phases.warmed_s, name
 
 
-async def test_a_frozen_server_is_down_by_unanswered_liveness_calls_and_comes_back(server: TritonServer) -> None:
-    async with house_before(server) as house:
-        await asyncio.to_thread(server.freeze)
+async def test_a_frozen_server_is_down_by_unanswered_liveness_calls_and_comes_back(breakable: TritonServer) -> None:
+    async with house_before(breakable) as house:
+        await asyncio.to_thread(breakable.freeze)
         await house.until(lambda: house.state is ReplicaState.DOWN, 5.0)
         assert house.replica is not None
         assert "liveness: DEADLINE_EXCEEDED" in house.replica.last_error
-        await asyncio.to_thread(server.thaw)
+        await asyncio.to_thread(breakable.thaw)
         await house.until(lambda: house.serves("accel"), 10.0)
 
 
-async def test_a_stopping_server_gets_no_new_calls_and_keeps_those_it_has(server: TritonServer) -> None:
-    async with house_before(server) as house:
+async def test_a_stopping_server_gets_no_new_calls_and_keeps_those_it_has(breakable: TritonServer) -> None:
+    async with house_before(breakable) as house:
         out = asyncio.ensure_future(house.transport.send(house.call("accel", straggle_ms=3000)))
         await asyncio.sleep(0.3)
-        assert server.run is not None
-        server.run.server.signal(signal.SIGTERM, group=False)
+        assert breakable.run is not None
+        breakable.run.server.signal(signal.SIGTERM, group=False)
         await house.until(lambda: house.state is ReplicaState.DOWN, 5.0)
         assert not out.done()
         await out
-    await asyncio.to_thread(server.stop)
 
 
-async def test_loads_and_unloads_are_seen_within_an_interval(server: TritonServer, repository: Path) -> None:
-    async with house_before(server) as house:
+async def test_loads_and_unloads_are_seen_within_an_interval(breakable: TritonServer, repository: Path) -> None:
+    async with house_before(breakable) as house:
         assert house.catalogue.model_ready("moods", "")
-        assert await asyncio.to_thread(control, server, "moods", "unload") == 200
+        assert await asyncio.to_thread(control, breakable, "moods", "unload") == 200
         await house.until(lambda: not house.serves("moods"), 5.0)
         assert house.serves("accel")
         assert not house.catalogue.model_ready("moods", "1")
         set_versions(repository, "1, 2")
-        assert await asyncio.to_thread(control, server, "moods", "load") == 200
+        assert await asyncio.to_thread(control, breakable, "moods", "load") == 200
         await house.until(lambda: house.serves("moods", "1") and house.serves("moods", "2"), 5.0)
         metadata = pb.ModelMetadataResponse.FromString(house.catalogue.model_metadata("moods", ""))
         assert list(metadata.versions) == ["1", "2"]
 
 
 async def test_a_failed_rollout_makes_the_server_unready_and_changes_nothing_else(
-    server: TritonServer, repository: Path
+    breakable: TritonServer, repository: Path
 ) -> None:
-    async with house_before(server) as house, client_of(server) as client:
+    async with house_before(breakable) as house, client_of(breakable) as client:
         set_versions(repository, "1, 3")
-        assert await asyncio.to_thread(control, server, "moods", "load") == 400
+        assert await asyncio.to_thread(control, breakable, "moods", "load") == 400
         assert await client.server_ready(5.0) is False
         await asyncio.sleep(1.5)
         assert house.state is ReplicaState.LIVE
         assert house.serves("accel")
 
 
-async def test_a_model_whose_process_died_is_taken_off_although_triton_calls_it_ready(server: TritonServer) -> None:
-    async with house_before(server) as house, client_of(server) as client:
+async def test_a_model_whose_process_died_is_taken_off_although_triton_calls_it_ready(breakable: TritonServer) -> None:
+    async with house_before(breakable) as house, client_of(breakable) as client:
         with pytest.raises(GatewayError):
             await house.transport.send(house.call("accel", fail="crash"))
         await house.until(lambda: house.model("accel") is ModelState.READY, 10.0)
         assert await client.model_ready("accel", "1", 5.0) is True
         assert house.serves("moods")
-        await asyncio.to_thread(control, server, "accel", "unload")
-        await asyncio.to_thread(control, server, "accel", "load")
+        await asyncio.to_thread(control, breakable, "accel", "unload")
+        await asyncio.to_thread(control, breakable, "accel", "load")
         await house.until(lambda: house.serves("accel"), 20.0)
 
 

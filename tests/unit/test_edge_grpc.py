@@ -280,7 +280,9 @@ async def test_draining_lets_calls_end_and_takes_no_new_ones() -> None:
         edge.server.begin_drain()
         closing = asyncio.ensure_future(edge.server.wait_closed(30))
         code, _, _ = await status(edge.infer(timeout=5))
-        assert code is grpc.StatusCode.UNAVAILABLE
+        # Which of the two depends on whether the client has read the GOAWAY already; the library decides, not we.
+        assert code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        assert len(service.seen) == 1
         arrival.answer(ANSWER)
         assert await running == ANSWER
         async with asyncio.timeout(10):

@@ -1,0 +1,148 @@
+"""The house under test: the product's own assembly and HTTP edge over the simulated faces."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gateway.assembly import Assembly, Parts
+from gateway.core.service import Service
+from gateway.edge.explain import Explainer
+from gateway.edge.headers import HeaderReader
+from gateway.edge.http_connection import HttpConnection
+from gateway.edge.http_server import HttpServer
+from gateway.policy.keys import AnonymousAuthenticator
+from gateway.records.memory_store import MemoryStore
+from gateway.runtime.workers import InlineWorkers
+from tests.simulation.report import Entry, Front
+from tests.simulation.run import House, World
+from tests.simulation.scenario import POOL
+
+FINISH_S = 5.0
+"""More than the longest deadline of any scenario: nothing is ever cut off by a shutdown here."""
+
+
+class NoFiles:
+    """`Files` without any."""
+
+    async def read(self, path: str) -> bytes:
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+
+class RealHouse:
+    """`House`: what `gateway.app` puts together, but for its ports, its gRPC edge (C threads) and its admin server."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        policies, clock, chance = world.scenario.policies, world.clock, world.chance
+        gateway = policies.fleet.gateway
+        self.store = MemoryStore()
+        authenticator = AnonymousAuthenticator()
+        self.assembly = Assembly(
+            policies,
+            Parts(
+                clock=clock,
+                chance=chance,
+                connector_of=lambda pool: world.network,
+                resolver=world.network,
+                files=NoFiles(),
+                workers=InlineWorkers(),
+                record_workers=InlineWorkers(),
+                record_store=self.store,
+                authenticator=authenticator,
+            ),
+        )
+        self.front = Front(world.report, self.assembly.service)
+        self.service: Service = self.front
+        self.http = HttpServer(
+            service=self.front,
+            catalogue=self.assembly.catalogue,
+            authenticator=authenticator,
+            limits=gateway.http,
+            reader=HeaderReader(gateway.forward_headers, chance.stream("edge.request_id")),
+            explainer=Explainer(chance.stream("edge.explain").getrandbits(256)),
+            wheel=self.assembly.wheel,
+            clock=clock,
+            chance=chance,
+            body_limit=self.assembly.body_bytes_max,
+            body_budget=self.assembly.body_budget,
+            observer=self.assembly.metrics,
+        )
+
+    async def start(self) -> None:
+        self.assembly.start()
+
+    async def stop(self) -> None:
+        report = self.world.report
+        self.assembly.draining = True
+        self.http.begin_drain()
+        await self.front.drain()
+        if not await self.http.wait_closed(FINISH_S):
+            report.violate("the HTTP edge had to cut calls off, although every deadline had passed")
+        timers = len(self.assembly.wheel)
+        if timers:
+            report.violate(f"left behind: {timers} timers on the wheel")
+        figures = await self.assembly.aclose()
+        report.records_dropped = sum(figures["dropped"].values())
+        if not figures["balanced"] or figures["queued"] or figures["reserved"]:
+            report.violate(f"the record log does not balance: {dict(figures)}")
+        self._read_records()
+
+    def _read_records(self) -> None:
+        """The records as they would stand in the file."""
+        told = 0
+        for line in self.store.lines:
+            shown = json.loads(line)
+            if "dropped" in shown:
+                told += shown["dropped"]
+                continue
+            attempts = tuple((each["replica"], each["outcome"]) for each in shown["attempts"])
+            entry = Entry(shown["outcome"], shown["reason"], shown["version"], shown["policy_revision"], attempts)
+            self.world.report.records.setdefault(shown["request_id"], []).append(entry)
+        if told != self.world.report.records_dropped:
+            self.world.report.violate(f"{self.world.report.records_dropped} records dropped, lines tell of {told}")
+
+    def closed(self) -> bool:
+        return self.assembly.draining
+
+    def accept(self) -> asyncio.Protocol | None:
+        return HttpConnection(self.http)
+
+    def knows(self, model: str) -> bool:
+        return bool(self.assembly.directory.snapshot.known_versions(POOL, model))
+
+    def slots(self, machine: str, model: str, version: str) -> int | None:
+        for candidate in self.assembly.directory.snapshot.candidates(POOL, model, version):
+            if candidate.replica == f"{POOL}/{machine}":
+                return candidate.slots
+        return None
+
+    def waiting_places(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+        now_s = self.world.clock.now_s()
+        for model, layer in self.assembly.stack.admissions.items():
+            for version, state in layer.statistics(now_s).items():
+                yield model, version, state
+
+    def left_behind(self) -> list[str]:
+        now_s = self.world.clock.now_s()
+        left = [
+            f"{model} {version}: {state['in_flight']} permits, {state['waiting']} waiting"
+            for model, version, state in self.waiting_places()
+            if state["in_flight"] or state["waiting"]
+        ]
+        http = self.http.statistics(now_s)
+        if http["connections"] or http["calls"]:
+            left.append(f"{http['connections']} HTTP connections with {http['calls']} calls")
+        if self.assembly.body_budget.used_bytes:
+            left.append(f"{self.assembly.body_budget.used_bytes} bytes of bodies")
+        running = self.assembly.supervisor.statistics(now_s)["running"]
+        if running:
+            left.append(f"background jobs {running}")
+        return left
+
+
+def build(world: World) -> House:
+    """Compose the gateway over the simulated faces."""
+    return RealHouse(world)

@@ -1,0 +1,376 @@
+"""The network between gateway and replicas: `ReplicaClient`, `Connector` and `Resolver` without a socket.
+
+A connection is a pair of ordered streams, as HTTP/2 over TCP is: what was sent first arrives first. A message takes a
+seeded time. In a black hole messages are held, and arrive when it heals if the connection is still there. A process
+that dies resets its connections: every call that was out gets UNAVAILABLE, not from the peer, sent. A port nobody
+listens on refuses: UNAVAILABLE, nothing sent. A machine that is gone answers nothing at all. A server that is stopping
+refuses new connections, and new calls on old ones in its own words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.core.call import Metadata
+from gateway.core.codes import Code
+from gateway.core.faces import Endpoints, IndexEntry, ModelConfigBytes
+from gateway.core.faults import UpstreamFault
+from tests.simulation.batcher import ModelSpec, Request, fault
+from tests.simulation.metrics_page import page
+from tests.simulation.trace import Trace
+from tests.simulation.triton import Metrics, Triton
+
+T = TypeVar("T")
+
+Result = asyncio.Future[Any]
+
+STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+
+
+class Network:
+    """All machines by `host:port` of their gRPC port, and all names by what they resolve to."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seed: str, trace: Trace, latency_s: float = 0.0002) -> None:
+        self.loop = loop
+        self.trace = trace
+        self.chance = random.Random(f"network/{seed}")
+        self.latency_s = latency_s
+        self.machines: dict[str, Triton] = {}
+        self.names: dict[str, tuple[str, ...]] = {}
+        self.black_since_s: dict[str, float] = {}
+        """Addresses that nothing passes to or from, and since when."""
+        self.clients: list[NetworkClient] = []
+        self.on_infer: Callable[[str, bytes], object] = lambda address, message: None
+        """Called with (address, request) for every inference that leaves the gateway; what it returns goes to
+        `on_infer_end` when the gateway's waiting is over.
+        """
+        self.on_infer_end: Callable[[object], None] = lambda token: None
+        self._held: list[tuple[str, Callable[[], None]]] = []
+
+    # -- faces ----------------------------------------------------------------------------------------------------
+
+    def connect(self, endpoints: Endpoints) -> NetworkClient:
+        """`Connector`: no I/O, the first call connects."""
+        client = NetworkClient(self, endpoints.grpc)
+        self.clients.append(client)
+        return client
+
+    async def resolve(self, host: str) -> tuple[str, ...]:
+        """`Resolver`. Raises OSError for a name that does not exist."""
+        await asyncio.sleep(self.latency_s)
+        if host not in self.names:
+            raise OSError(-2, "Name or service not known")
+        return self.names[host]
+
+    # -- faults ---------------------------------------------------------------------------------------------------
+
+    def black_hole(self, address: str) -> None:
+        """From now on nothing passes to or from `address`."""
+        self.trace.add("black-hole", address)
+        self.black_since_s[address] = self.loop.time()
+
+    def heal(self, address: str) -> None:
+        """What was held passes now, in order."""
+        self.trace.add("heal", address)
+        self.black_since_s.pop(address, None)
+        held, self._held = self._held, []
+        for where, work in held:
+            if where == address:
+                self.loop.call_soon(work)
+            else:
+                self._held.append((where, work))
+
+    @property
+    def open_calls(self) -> int:
+        """Calls of any kind that the gateway has out."""
+        return sum(len(client.calls) for client in self.clients)
+
+    def hold(self, address: str, work: Callable[[], None]) -> None:
+        self._held.append((address, work))
+
+
+class Exchange:
+    """One call on a connection: the request's way there, the answer's way back."""
+
+    __slots__ = ("client", "ended", "generation", "operation", "request", "result")
+
+    def __init__(self, client: NetworkClient, result: Result, operation: Callable[[Triton, Exchange], None]) -> None:
+        self.client = client
+        self.result = result
+        self.operation = operation
+        self.request: Request | None = None
+        self.generation = 0
+        self.ended = False
+
+    def reach(self) -> None:
+        """The request reached the machine."""
+        client = self.client
+        machine = client.network.machines.get(client.address)
+        if machine is None or client.address in client.network.black_since_s:
+            client.network.hold(client.address, self.reach)
+        elif self.generation and self.generation != machine.generation:
+            return  # A connection of an earlier life of the process: it was reset, the client knows.
+        elif self.generation and not machine.listening:
+            self.back(fault(Code.UNAVAILABLE, STOPPING))
+        elif not machine.listening:
+            text = f"failed to connect to all addresses; last error: UNKNOWN: ipv4:{client.address}: connect: "
+            self.back(UpstreamFault(Code.UNAVAILABLE, f"{text}Connection refused (111)", from_peer=False, sent=False))
+        else:
+            self.generation = machine.generation
+            client.connected(machine)
+            machine.arrive(lambda: self.operation(machine, self))
+
+    def back(self, answer: Any) -> None:
+        """The machine answers: `answer` is the value, or a fault."""
+        self.client.way_back(self.land, answer)
+
+    def land(self, answer: Any) -> None:
+        """The answer reached the gateway."""
+        if self.ended:
+            return
+        client = self.client
+        if client.address in client.network.black_since_s:
+            client.network.hold(client.address, lambda: self.land(answer))
+            return
+        self.end(answer)
+
+    def end(self, answer: Any) -> None:
+        if not self.ended:
+            self.ended = True
+            self.client.calls.pop(self, None)
+            if not self.result.done():
+                if isinstance(answer, UpstreamFault):
+                    self.result.set_exception(answer)
+                else:
+                    self.result.set_result(answer)
+
+    def expire(self) -> None:
+        self.abandon()
+        self.end(UpstreamFault(Code.DEADLINE_EXCEEDED, "Deadline Exceeded", from_peer=False))
+
+    def abandon(self) -> None:
+        """Tell the machine that nobody waits any more. The cancel follows the request on the same stream."""
+        self.client.way_there(self.reach_cancel)
+
+    def reach_cancel(self) -> None:
+        client = self.client
+        machine = client.network.machines.get(client.address)
+        if client.address in client.network.black_since_s:
+            client.network.hold(client.address, self.reach_cancel)
+        elif machine is not None and self.generation == machine.generation:
+            machine.arrive(lambda: machine.cancel(self.request) if self.request is not None else None)
+
+
+class NetworkClient:
+    """`ReplicaClient` for one address."""
+
+    def __init__(self, network: Network, address: str) -> None:
+        self.network = network
+        self.address = address
+        self.calls: dict[Exchange, None] = {}
+        self.closed = False
+        self._life: tuple[int, int] | None = None
+        self._there: deque[Callable[[], None]] = deque()
+        self._back: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._there_s = 0.0
+        self._back_s = 0.0
+
+    # -- the connection -------------------------------------------------------------------------------------------
+
+    def way_there(self, work: Callable[[], None]) -> None:
+        """`work` happens at the machine, after everything that was sent before."""
+        self._there_s = max(self._there_s, self._arrival_s())
+        self._there.append(work)
+        self.network.loop.call_at(self._there_s, self._arrived_there)
+
+    def way_back(self, work: Callable[[Any], None], answer: Any) -> None:
+        """`work(answer)` happens at the gateway, after everything that was sent back before."""
+        self._back_s = max(self._back_s, self._arrival_s())
+        self._back.append((work, answer))
+        self.network.loop.call_at(self._back_s, self._arrived_back)
+
+    def _arrival_s(self) -> float:
+        network = self.network
+        return network.loop.time() + network.latency_s * (0.5 + network.chance.random())
+
+    # Each arrival takes what was sent first: timers that are due at one instant fire in any order.
+
+    def _arrived_there(self) -> None:
+        self._there.popleft()()
+
+    def _arrived_back(self) -> None:
+        work, answer = self._back.popleft()
+        work(answer)
+
+    def connected(self, machine: Triton) -> None:
+        life = (id(machine), machine.generation)
+        if self._life != life:
+            self._life = life
+            machine.on_death.append(self._reset)
+
+    def _reset(self) -> None:
+        """The process died; its kernel resets the connection (which a black hole hides until it heals)."""
+        if self.address in self.network.black_since_s:
+            self.network.hold(self.address, self._reset)
+            return
+        self._life = None
+        for call in tuple(self.calls):
+            if call.generation:
+                text = f"recvmsg:Connection reset by peer; peer {self.address}"
+                self.way_back(call.land, UpstreamFault(Code.UNAVAILABLE, text, from_peer=False))
+
+    async def _call(self, operation: Callable[[Triton, Exchange], None], timeout_s: float) -> Any:
+        assert not self.closed, f"a call on a closed client of {self.address}"
+        loop = self.network.loop
+        exchange = Exchange(self, loop.create_future(), operation)
+        exchange.generation = self._life[1] if self._life is not None else 0
+        self.calls[exchange] = None
+        timer = loop.call_later(max(0.0, timeout_s), exchange.expire)
+        self.way_there(exchange.reach)
+        try:
+            return await exchange.result
+        except asyncio.CancelledError:
+            exchange.ended = True
+            self.calls.pop(exchange, None)
+            exchange.abandon()
+            raise
+        finally:
+            timer.cancel()
+
+    async def _ask(self, question: Callable[[Triton], Any], timeout_s: float) -> Any:
+        def operation(machine: Triton, exchange: Exchange) -> None:
+            try:
+                exchange.back(question(machine))
+            except UpstreamFault as error:
+                exchange.back(error)
+
+        return await self._call(operation, timeout_s)
+
+    # -- the face -------------------------------------------------------------------------------------------------
+
+    async def server_live(self, timeout_s: float) -> bool:
+        return bool(await self._ask(lambda machine: True, timeout_s))
+
+    async def server_ready(self, timeout_s: float) -> bool:
+        return bool(await self._ask(Triton.server_ready, timeout_s))
+
+    async def server_metadata(self, timeout_s: float) -> bytes:
+        extensions = ["classification", "sequence", "model_repository", "system_shared_memory", "cuda_shared_memory"]
+        answer = pb.ServerMetadataResponse(name="triton", version="2.51.0", extensions=extensions)
+        return bytes(await self._ask(lambda machine: answer.SerializeToString(), timeout_s))
+
+    async def repository_index(self, timeout_s: float) -> tuple[IndexEntry, ...]:
+        answer: tuple[IndexEntry, ...] = await self._ask(_index, timeout_s)
+        return answer
+
+    async def model_ready(self, model: str, version: str, timeout_s: float) -> bool:
+        return bool(
+            await self._ask(lambda machine: not isinstance(machine.find(model, version), UpstreamFault), timeout_s)
+        )
+
+    async def model_metadata(self, model: str, version: str, timeout_s: float) -> bytes:
+        return bytes(await self._ask(lambda machine: _metadata(machine, model, version), timeout_s))
+
+    async def model_config(self, model: str, version: str, timeout_s: float) -> ModelConfigBytes:
+        answer: ModelConfigBytes = await self._ask(lambda machine: _config(machine, model, version), timeout_s)
+        return answer
+
+    async def infer(self, message: bytes, metadata: Metadata, timeout_s: float) -> bytes:
+        def operation(machine: Triton, exchange: Exchange) -> None:
+            exchange.request = machine.infer(message, exchange.back)
+
+        token = self.network.on_infer(self.address, message)
+        try:
+            return bytes(await self._call(operation, timeout_s))
+        finally:
+            self.network.on_infer_end(token)
+
+    async def scrape(self, timeout_s: float) -> str:
+        def read(machine: Triton) -> str:
+            if machine.metrics is Metrics.GONE:
+                raise UpstreamFault(Code.UNAVAILABLE, "connect: Connection refused", from_peer=False, sent=False)
+            return page(machine)
+
+        return str(await self._ask(read, timeout_s))
+
+    async def aclose(self) -> None:
+        """Close the connection. Calls that are still out are reset."""
+        self.closed = True
+        for call in tuple(self.calls):
+            call.abandon()
+            call.end(UpstreamFault(Code.UNAVAILABLE, "the channel was closed", from_peer=False))
+
+
+def _index(machine: Triton) -> tuple[IndexEntry, ...]:
+    entries = []
+    for name, versions in machine.models.items():
+        if not versions:
+            entries.append(IndexEntry(name, "", "", ""))
+        entries.extend(IndexEntry(name, version, entry.state, entry.reason) for version, entry in versions.items())
+    return tuple(entries)
+
+
+def _found(machine: Triton, model: str, version: str) -> ModelSpec:
+    found = machine.find(model, version)
+    if isinstance(found, UpstreamFault):
+        raise found
+    return machine.specs[model]
+
+
+def _metadata(machine: Triton, model: str, version: str) -> bytes:
+    spec = _found(machine, model, version)
+    ready = [number for number, entry in machine.models[model].items() if entry.state == "READY"]
+    answer = pb.ModelMetadataResponse(name=model, versions=[version] if version else ready, platform="python")
+    leading = [-1] if spec.max_batch_size else []
+    answer.inputs.add(name="x", datatype="UINT8", shape=[*leading, -1])
+    answer.outputs.add(name="digest", datatype="UINT8", shape=[*leading, 16])
+    return bytes(answer.SerializeToString())
+
+
+def _config(machine: Triton, model: str, version: str) -> ModelConfigBytes:
+    spec = _found(machine, model, version)
+    config = model_config_pb2.ModelConfig(name=model, backend="python", max_batch_size=spec.max_batch_size)
+    config.version_policy.all.SetInParent()
+    config.input.add(name="x", data_type=model_config_pb2.TYPE_UINT8, dims=[-1])
+    config.output.add(name="digest", data_type=model_config_pb2.TYPE_UINT8, dims=[16])
+    config.instance_group.add(
+        name=f"{model}_0", kind=model_config_pb2.ModelInstanceGroup.KIND_CPU, count=spec.instances
+    )
+    body: dict[str, Any] = {
+        "name": model,
+        "backend": "python",
+        "version_policy": {"all": {}},
+        "max_batch_size": spec.max_batch_size,
+        "input": [{"name": "x", "data_type": "TYPE_UINT8", "dims": [-1]}],
+        "output": [{"name": "digest", "data_type": "TYPE_UINT8", "dims": [16]}],
+        "instance_group": [{"name": f"{model}_0", "kind": "KIND_CPU", "count": spec.instances, "gpus": []}],
+    }
+    if spec.dynamic_batching:
+        policy = {
+            "timeout_action": "REJECT",
+            "default_timeout_microseconds": int(spec.default_timeout_s * 1e6),
+            "allow_timeout_override": spec.allow_timeout_override,
+            "max_queue_size": spec.max_queue_size,
+        }
+        delay_us = int(spec.max_queue_delay_s * 1e6)
+        config.dynamic_batching.preferred_batch_size.append(spec.max_batch_size)
+        config.dynamic_batching.max_queue_delay_microseconds = delay_us
+        limits = config.dynamic_batching.default_queue_policy
+        limits.default_timeout_microseconds = int(spec.default_timeout_s * 1e6)
+        limits.allow_timeout_override = spec.allow_timeout_override
+        limits.max_queue_size = spec.max_queue_size
+        body["dynamic_batching"] = {
+            "preferred_batch_size": [spec.max_batch_size],
+            "max_queue_delay_microseconds": delay_us,
+            "default_queue_policy": policy,
+        }
+    proto = pb.ModelConfigResponse(config=config).SerializeToString()
+    return ModelConfigBytes(bytes(proto), json.dumps(body).encode())

@@ -1,0 +1,363 @@
+"""From a seed, a whole scenario: fleet, models, policies, calls, faults. Pure data; nothing here runs.
+
+Every choice is drawn from one generator in a fixed order, so a seed means the same scenario for as long as this file
+is not changed. The time line, in virtual seconds: machines and gateway start at 0, so that the first calls meet a fleet
+that is still loading; calls come until `calls_end_s`; every fault is over by `calm_s`; five seconds later come calls
+that must all be answered; then the gateway shuts down.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from gateway.policy.schema import (
+    Admission,
+    Deadline,
+    DnsReplicas,
+    FleetPolicy,
+    Health,
+    Limits,
+    ModelPolicy,
+    ModelRecords,
+    Objective,
+    PolicySet,
+    Pool,
+    RecordsPolicy,
+    Replicas,
+    Scrape,
+    StaticReplica,
+    Warmup,
+)
+from tests.simulation.batcher import ModelSpec
+from tests.simulation.triton import Lie, Metrics
+
+POOL = "main"
+HOST = "fleet.sim"
+RECOVERY_S = 5.0
+"""After the last fault, good calls must be answered again within this time."""
+AFTER_SHUTDOWN_S = 0.2
+"""Clients go on asking for this long after the gateway was told to shut down."""
+BODY_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """One client request. `kind` says what it must come to: see `checks.py`."""
+
+    number: int
+    at_s: float
+    kind: str
+    model: str
+    version: str = ""
+    rows: int = 1
+    width: int = 16
+    timeout_s: float | None = None
+    leaves_after_s: float | None = None
+    """The client goes away this long after it asked."""
+    body_after_s: float = 0.0
+    """The body is complete this long after the headers."""
+    queue_timeout_us: int = 0
+
+    @property
+    def question(self) -> bytes:
+        """The input tensor: unique to this call, and told from a warm-up's by its first bytes."""
+        return f"call-{self.number:05d}-".encode().ljust(self.rows * self.width, b".")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happens to the fleet. `what` names a method of `run.Fleet`."""
+
+    at_s: float
+    what: str
+    machine: str
+    arguments: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that a run needs."""
+
+    seed: int
+    machines: tuple[str, ...]
+    """Addresses, `host:port` of the gRPC port."""
+    listed: tuple[str, ...]
+    """Those of the machines that the gateway can find at the start."""
+    specs: tuple[ModelSpec, ...]
+    policies: PolicySet
+    calls: tuple[CallPlan, ...]
+    events: tuple[Event, ...]
+    calm_s: float
+    shutdown_s: float | None
+    """The gateway is told to shut down at this time, in the middle of the calls; None: at the end."""
+    lateness_s: float
+    latency_s: float
+    as_bytes: bool
+    """The calls enter and leave as HTTP bytes over in-memory connections, where the house has an edge for that."""
+    tags: tuple[str, ...] = field(default=())
+    """What is special about it, for the summary."""
+
+    @property
+    def detection_s(self) -> float:
+        """After this long without a model or without answering, a replica must get no new call of it: a probe must have
+        come round and failed as often as the policy says, each time after its whole timeout.
+        """
+        health = self.policies.fleet.pools[POOL].health
+        tries = max(health.failures_to_down, health.failures_to_unready)
+        return (health.interval_ms + tries * (health.timeout_ms + health.recheck_ms)) / 1000 + 0.1
+
+
+def scenario(seed: int, calls: int | None = None) -> Scenario:
+    """The scenario of `seed`; `calls` overrides how many are planned."""
+    draw = random.Random(f"scenario/{seed}")
+    machines = tuple(f"10.0.0.{number + 1}:8001" for number in range(draw.randint(1, 4)))
+    dns = draw.random() < 0.4
+    specs = tuple(_spec(draw, f"model-{letter}") for letter in "abc"[: draw.choice((1, 1, 2, 2, 3))])
+    listed = machines[: draw.randint(1, len(machines))] if dns else machines
+    loaded_s = sum(spec.load_s for spec in specs) + 0.3
+    calls_end_s = loaded_s + 1.0 + draw.random() * 3.0
+    events, calm_s, tags = _events(draw, machines, listed, specs, loaded_s, calls_end_s, dns)
+    shutdown_s = loaded_s + draw.random() * (calls_end_s - loaded_s) if draw.random() < 0.15 else None
+    plans = _calls(draw, specs, calls if calls is not None else draw.randint(80, 260), loaded_s, calls_end_s)
+    if shutdown_s is None:
+        plans += _recovery(draw, specs, len(plans), calm_s + RECOVERY_S)
+    else:
+        plans = [plan for plan in plans if plan.at_s < shutdown_s + AFTER_SHUTDOWN_S]
+        tags.append("shutdown")
+    if dns:
+        tags.append("dns")
+    return Scenario(
+        seed=seed,
+        machines=machines,
+        listed=listed,
+        specs=specs,
+        policies=_policies(draw, seed, machines, specs, dns),
+        calls=tuple(plans),
+        events=tuple(sorted(events, key=lambda event: event.at_s)),
+        calm_s=calm_s,
+        shutdown_s=shutdown_s,
+        lateness_s=draw.choice((0.0, 0.0, 0.0005, 0.003)),
+        latency_s=draw.choice((0.0001, 0.0003, 0.002)),
+        as_bytes=seed % 2 == 1,
+        tags=tuple(tags),
+    )
+
+
+def _spec(draw: random.Random, name: str) -> ModelSpec:
+    dynamic = draw.random() < 0.75
+    return ModelSpec(
+        name,
+        versions=draw.choice((("1",), ("1", "2"), ("9", "10"))),
+        max_batch_size=draw.choice((1, 2, 4, 8)),
+        instances=draw.choice((1, 1, 2)),
+        dynamic_batching=dynamic,
+        max_queue_delay_s=draw.choice((0.0, 0.0, 0.002)),
+        max_queue_size=draw.choice((0, 0, 4, 16)) if dynamic else 0,
+        default_timeout_s=draw.choice((0.0, 0.2)) if dynamic else 0.0,
+        allow_timeout_override=draw.random() < 0.5,
+        s0_s=draw.choice((0.002, 0.005, 0.02)),
+        s1_s=draw.choice((0.0, 0.0005, 0.002)),
+        straggler_share=draw.choice((0.0, 0.0, 0.02)),
+        load_s=draw.choice((0.05, 0.2, 0.6)),
+    )
+
+
+def _policies(
+    draw: random.Random, seed: int, machines: tuple[str, ...], specs: tuple[ModelSpec, ...], dns: bool
+) -> PolicySet:
+    health = Health(
+        interval_ms=draw.choice((250, 500, 1000, 1000)),
+        timeout_ms=draw.choice((100, 250)),
+        recheck_ms=draw.choice((50, 100, 250)),
+        failures_to_down=draw.choice((1, 2)),
+        failures_to_unready=draw.choice((1, 2)),
+    )
+    replicas = (
+        Replicas(dns=DnsReplicas(host=HOST, refresh_s=0.5))
+        if dns
+        else Replicas(
+            static=tuple(
+                StaticReplica(grpc=machine, http=_port(machine, 8000), metrics=_port(machine, 8002))
+                for machine in machines
+            )
+        )
+    )
+    pool = Pool(replicas=replicas, health=health, scrape=Scrape(interval_ms=draw.choice((500, 1000)), timeout_ms=200))
+    models = {spec.name: _model_policy(draw, spec) for spec in specs}
+    records = RecordsPolicy()
+    if draw.random() < 0.1:
+        records = RecordsPolicy(queue_records_max=draw.choice((2, 12)))
+    fleet = FleetPolicy(pools={POOL: pool}, records=records)
+    return PolicySet(revision=f"{seed:012x}", base_dir="/sim", fleet=fleet, models=models)
+
+
+def _model_policy(draw: random.Random, spec: ModelSpec) -> ModelPolicy:
+    limited = draw.random() < 0.2
+    split = None
+    if draw.random() < 0.25:
+        split = {version: draw.choice((1.0, 5.0, 94.0)) for version in spec.versions}
+    return ModelPolicy(
+        model=spec.name,
+        pool=POOL,
+        objective=Objective(p99_ms=draw.choice((20.0, 100.0, 500.0))),
+        ladder="none",
+        impact="the caller sees an error",
+        deadline=Deadline(max_ms=3000),
+        limits=Limits(body_bytes_max=BODY_BYTES_MAX),
+        versions=spec.versions if limited else None,
+        split=split,
+        admission=Admission(
+            slots_per_replica=draw.choice((None, 1, 2, 6)),
+            queue_max=draw.choice((None, 0, 3, 20)),
+        ),
+        warmup=Warmup(calls=draw.choice((0, 1, 3)), timeout_ms=1000),
+        records=ModelRecords(tensors=draw.choice(("none", "summary", "full")), mandatory=draw.random() < 0.2),
+    )
+
+
+def _calls(
+    draw: random.Random, specs: tuple[ModelSpec, ...], count: int, loaded_s: float, end_s: float
+) -> list[CallPlan]:
+    """Bursts over a steady stream that begins while the fleet still loads; a tenth of the calls is odd in some way."""
+
+    def instant_s() -> float:
+        return draw.random() * loaded_s if draw.random() < 0.12 else loaded_s + draw.random() * (end_s - loaded_s)
+
+    times = [instant_s() for _ in range(count)]
+    for _ in range(draw.randint(0, 3)):
+        burst_s, size = instant_s(), draw.randint(5, 40)
+        for index in draw.sample(range(count), min(size, count)):
+            times[index] = burst_s + draw.choice((0.0, 0.001 * draw.random()))
+    plans = []
+    for number, at_s in enumerate(sorted(times)):
+        spec = draw.choice(specs)
+        kind = draw.choices(("good", "no-model", "no-version", "too-many", "oversize"), (90, 3, 3, 2, 2))[0]
+        plans.append(
+            CallPlan(
+                number=number,
+                at_s=at_s,
+                kind=kind,
+                model="model-unheard-of" if kind == "no-model" else spec.name,
+                version="77" if kind == "no-version" else draw.choice(("", "", "", *spec.versions)),
+                rows=spec.max_batch_size + 1 if kind == "too-many" else draw.randint(1, min(2, spec.max_batch_size)),
+                width=BODY_BYTES_MAX if kind == "oversize" else draw.choice((16, 16, 24)),
+                timeout_s=draw.choice((None, None, 0.01, 0.05, 0.3, 1.0)),
+                leaves_after_s=draw.random() * 0.08 if draw.random() < 0.08 else None,
+                body_after_s=draw.random() * 0.05 if draw.random() < 0.1 else 0.0,
+                queue_timeout_us=draw.choice((0, 0, 0, 1_000, 50_000)),
+            )
+        )
+    return plans
+
+
+def _recovery(draw: random.Random, specs: tuple[ModelSpec, ...], first: int, at_s: float) -> list[CallPlan]:
+    """Spaced calls that nothing disturbs: further apart than the longest straggler lasts."""
+    return [
+        CallPlan(number=first + index, at_s=at_s + index * 0.5, kind="must", model=spec.name, timeout_s=3.0)
+        for index, spec in enumerate(draw.choice(specs) for _ in range(4))
+    ]
+
+
+def _events(
+    draw: random.Random,
+    machines: tuple[str, ...],
+    listed: tuple[str, ...],
+    specs: tuple[ModelSpec, ...],
+    loaded_s: float,
+    end_s: float,
+    dns: bool,
+) -> tuple[list[Event], float, list[str]]:
+    """Faults with their ends, each machine suffering one at a time, and changes of the fleet's size."""
+    events: list[Event] = []
+    tags: list[str] = []
+    free_at_s = dict.fromkeys(machines, loaded_s)
+    for _ in range(draw.choice((0, 1, 2, 3, 4))):
+        machine = draw.choice(machines)
+        at_s = free_at_s[machine] + draw.random()
+        lasts_s = draw.choice((0.05, 0.3, 1.0))
+        name = draw.choice(tuple(_FAULTS))
+        model = draw.choice(specs).name
+        for offset_s, what, arguments in _FAULTS[name](draw, model, lasts_s):
+            events.append(Event(at_s + offset_s, what, machine, arguments))
+        free_at_s[machine] = at_s + lasts_s + 0.2
+        tags.append(name)
+    if dns and len(machines) > 1:
+        shown = list(listed)
+        for at_s in sorted(draw.random() * end_s for _ in range(draw.randint(1, 3))):
+            other = draw.choice(machines)
+            shown = [machine for machine in shown if machine != other] if other in shown else [*shown, other]
+            shown = shown or [other]
+            events.append(Event(at_s, "list", "", tuple(shown)))
+        tags.append("scale")
+    calm_s = max([end_s, *(event.at_s for event in events)])
+    return events, calm_s, tags
+
+
+_Steps = list[tuple[float, str, tuple[object, ...]]]
+
+
+def _crash(draw: random.Random, model: str, lasts_s: float) -> _Steps:
+    return [(0.0, "crash", ()), (lasts_s, "start", ())]
+
+
+def _stop(draw: random.Random, model: str, lasts_s: float) -> _Steps:
+    return [(0.0, "stop", ()), (lasts_s, "crash", ()), (lasts_s + 0.01, "start", ())]
+
+
+def _freeze(draw: random.Random, model: str, lasts_s: float) -> _Steps:
+    return [(0.0, "freeze", ()), (lasts_s, "thaw", ())]
+
+
+def _black_hole(draw: random.Random, model: str, lasts_s: float) -> _Steps:
+    return [(0.0, "black_hole", ()), (lasts_s, "heal", ())]
+
+
+def _vanish(draw: random.Random, model: str, lasts_s: float) -> _Steps:
+    """The machine dies behind a black hole; another life comes back with the same address."""
+    return [(0.0, "black_hole", ()), (0.0, "crash", ()), (lasts_s, "start", ()), (lasts_s, "heal", ())]
+
+
+def _slow(draw: random.Random, model: str, lasts_s: float) -> _Steps:
+    return [(0.0, "slow", (draw.choice((3.0, 30.0)),)), (lasts_s, "slow", (1.0,))]
+
+
+def _lie(draw: random.Random, model: str, lasts_s: float) -> _Steps:
+    lie = draw.choice((Lie.GONE, Lie.WRONG_VERSION, Lie.WRONG_MODEL, Lie.FAST_ERRORS, Lie.NOT_READY))
+    return [(0.0, "lie", (lie,)), (lasts_s, "lie", (Lie.NONE,))]
+
+
+def _metrics(draw: random.Random, model: str, lasts_s: float) -> _Steps:
+    return [(0.0, "metrics", (draw.choice((Metrics.GONE, Metrics.GARBAGE)),)), (lasts_s, "metrics", (Metrics.GOOD,))]
+
+
+def _unload(draw: random.Random, model: str, lasts_s: float) -> _Steps:
+    return [(0.0, "unload", (model,)), (lasts_s, "reload", (model,))]
+
+
+def _rollout(draw: random.Random, model: str, lasts_s: float) -> _Steps:
+    """A new version that takes the old one's place, then the old ones again."""
+    return [(0.0, "load", (model, "11", False, draw.random() < 0.5)), (lasts_s, "reload", (model,))]
+
+
+def _bad_rollout(draw: random.Random, model: str, lasts_s: float) -> _Steps:
+    return [(0.0, "load", (model, "11", True, True)), (lasts_s, "reload", (model,))]
+
+
+_FAULTS = {
+    "crash": _crash,
+    "stop": _stop,
+    "freeze": _freeze,
+    "black-hole": _black_hole,
+    "vanish": _vanish,
+    "slow": _slow,
+    "lie": _lie,
+    "metrics": _metrics,
+    "unload": _unload,
+    "rollout": _rollout,
+    "bad-rollout": _bad_rollout,
+}
+
+
+def _port(address: str, port: int) -> str:
+    return f"{address.rsplit(':', 1)[0]}:{port}"

@@ -1,0 +1,393 @@
+"""An in-memory Triton server that keeps the real one's rules, and breaks in the real one's ways, on command.
+
+The rules are those of Triton 2.51 as seen on a live server, and of Triton's own documentation.
+
+- Ports open only after the models named for start-up have loaded or failed.
+- A version that failed to load makes the whole server not ready, until a good load of that model; the old
+  one serves on.
+- Dynamic batching merges waiting requests of equal shape up to `max_batch_size`. Its queue is bounded in requests
+  (not batch elements, not running ones). Time limits are looked at when the batcher wakes: when an instance frees or
+  every 500 ms, never sooner; they never stop what runs.
+- A cancelled request leaves a dynamic batcher's queue when the batcher next looks; what runs, runs on. Without
+  dynamic batching the queue is unbounded and nothing in it can be cancelled: it runs, for nobody.
+- A request names a version, or takes the highest ready one. Unknown model or version, a model without ready versions,
+  and a version that is not ready are told apart by code and text.
+
+The server is synchronous state on the loop's timers; it makes no tasks. Every answer carries `answer_digest` of the
+input, the model and the version that really ran, so that an answer that was swapped, altered or relabelled is seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.core.codes import Code
+from gateway.core.faults import UpstreamFault
+from tests.simulation.batcher import (
+    Counts,
+    Done,
+    ModelSpec,
+    Request,
+    Scheduler,
+    answer_digest,
+    check_inputs,
+    fault,
+    queue_limit_s,
+)
+from tests.simulation.trace import Trace
+
+
+class Process(enum.Enum):
+    """Where the server process stands."""
+
+    DOWN = "down"
+    STARTING = "starting"
+    UP = "up"
+    STOPPING = "stopping"
+
+
+class Lie(enum.Flag):
+    """Ways in which a server says one thing and does another."""
+
+    NONE = 0
+    GONE = enum.auto()
+    """Liveness, readiness and index are good; inference says that the model is not there."""
+    WRONG_VERSION = enum.auto()
+    """Answers name another version than the one that ran."""
+    WRONG_MODEL = enum.auto()
+    """Answers name another model."""
+    FAST_ERRORS = enum.auto()
+    """Inference fails at once: the error looks like the fastest replica."""
+    NOT_READY = enum.auto()
+    """Server readiness is false although every model serves."""
+
+
+class Metrics(enum.Enum):
+    """What the metrics port does."""
+
+    GOOD = "good"
+    GONE = "gone"
+    GARBAGE = "garbage"
+
+
+@dataclass(slots=True)
+class Version:
+    """One version of one model in the server. `scheduler` is None unless it can run."""
+
+    state: str
+    reason: str = ""
+    scheduler: Scheduler | None = None
+
+
+class Triton:
+    """One server process. Its methods are what the network delivers; none blocks."""
+
+    def __init__(
+        self, name: str, specs: tuple[ModelSpec, ...], loop: asyncio.AbstractEventLoop, seed: str, trace: Trace
+    ) -> None:
+        self.name = name
+        self.specs = {spec.name: spec for spec in specs}
+        self.process = Process.DOWN
+        self.generation = 1
+        """Counts process lives: a connection and a running batch belong to one of them."""
+        self.models: dict[str, dict[str, Version]] = {}
+        self.chance = random.Random(f"triton/{seed}/{name}")
+        self.now_s = loop.time
+        self.slowness = 1.0
+        self.lie = Lie.NONE
+        self.metrics = Metrics.GOOD
+        self.executed: Counter[bytes] = Counter()
+        """How often each input was run, over all lives of the process."""
+        self.on_death: list[Callable[[], None]] = []
+        """Connections of this life hear of its end here."""
+        self._loop = loop
+        self._trace = trace
+        self._frozen = False
+        self._held: list[Callable[[], None]] = []
+        self._failed: set[str] = set()
+        self._gone_since_s: dict[tuple[str, str], float] = {}
+        self._frozen_since_s = 0.0
+        self._began_s = loop.time()
+
+    # -- the process ----------------------------------------------------------------------------------------------
+
+    def note(self, kind: str, *fields: object) -> None:
+        self._trace.add(kind, self.name, *fields)
+
+    def after(self, delay_s: float, work: Callable[[], None]) -> asyncio.TimerHandle:
+        """Do `work` later in this process life; a frozen process does it when it thaws."""
+        return self._loop.call_later(delay_s, self._run, self.generation, work)
+
+    def _run(self, generation: int, work: Callable[[], None]) -> None:
+        if generation != self.generation:
+            return
+        if self._frozen:
+            self._held.append(work)
+        else:
+            work()
+
+    def arrive(self, work: Callable[[], None]) -> None:
+        """Do `work` that came over the network: at once, or when the process thaws."""
+        self._run(self.generation, work)
+
+    @property
+    def listening(self) -> bool:
+        """Whether a new connection is accepted. The kernel accepts for a frozen process too."""
+        return self.process is Process.UP
+
+    def start(self) -> None:
+        """Start the process; the ports open when the models for start-up are loaded."""
+        assert self.process is Process.DOWN, f"{self.name} is {self.process.value} already"
+        self.process = Process.STARTING
+        self._frozen = False
+        self.models = {}
+        self._failed = set()
+        load_s = 0.0
+        for spec in self.specs.values():
+            self.models[spec.name] = {}
+            if spec.named_at_start:
+                load_s += spec.load_s
+                for version in spec.versions:
+                    self._put(spec, version)
+        self.note("start", f"{load_s:.3f}")
+        self.after(load_s, self._open)
+
+    def _open(self) -> None:
+        self.process = Process.UP
+        self._changed()
+        self.note("listening")
+
+    def _put(self, spec: ModelSpec, version: str) -> None:
+        if version in spec.broken:
+            self.models[spec.name][version] = Version("UNAVAILABLE", "Internal: failed to load the model")
+            self._failed.add(spec.name)
+        else:
+            self.models[spec.name][version] = Version("READY", "", Scheduler(self, spec, version))
+
+    def crash(self) -> None:
+        """SIGKILL: connections are reset, what ran is lost."""
+        self.note("crash")
+        self._end()
+
+    def stop(self) -> None:
+        """SIGTERM: accepts nothing new, answers what it has, then ends."""
+        if self.process in (Process.UP, Process.STARTING):
+            self.note("stopping")
+            self.process = Process.STOPPING
+            self._changed()
+            self._end_when_idle()
+
+    def _end_when_idle(self) -> None:
+        if self.process is not Process.STOPPING:
+            return
+        if all(v.scheduler is None or v.scheduler.idle for versions in self.models.values() for v in versions.values()):
+            self._end()
+        else:
+            self.after(0.05, self._end_when_idle)
+
+    def _end(self) -> None:
+        self._began_s = self.now_s()
+        self.process = Process.DOWN
+        self.generation += 1
+        self._frozen = False
+        self._held.clear()
+        for versions in self.models.values():
+            for version in versions.values():
+                if version.scheduler is not None:
+                    version.scheduler.drop_all()
+        self.models = {}
+        self._changed()
+        deaths, self.on_death = self.on_death, []
+        for hear in deaths:
+            hear()
+
+    def freeze(self) -> None:
+        """SIGSTOP: connections stand, nothing is answered, nothing computes."""
+        self.note("freeze")
+        self._frozen = True
+        self._frozen_since_s = self.now_s()
+
+    def thaw(self) -> None:
+        """SIGCONT: everything held happens now, in order."""
+        self.note("thaw")
+        self._frozen = False
+        held, self._held = self._held, []
+        for work in held:
+            self._run(self.generation, work)
+
+    # -- models ---------------------------------------------------------------------------------------------------
+
+    def load(self, name: str, version: str, *, broken: bool = False, keep_old: bool = False) -> None:
+        """Load one version. Good: it serves, and unless `keep_old` (a version policy above `latest 1`) the others are
+        unloaded after. Broken: the others serve on, and the server is not ready until a good load.
+        """
+        versions = self.models.get(name)
+        if versions is None or self.process is not Process.UP:
+            return
+        spec, old = self.specs[name], versions.get(version)
+        if old is None or old.scheduler is None:
+            versions[version] = Version("LOADING")
+        self.note("loading", name, version)
+        self.after(spec.load_s, lambda: self._loaded(spec, version, broken, keep_old))
+
+    def _loaded(self, spec: ModelSpec, version: str, broken: bool, keep_old: bool) -> None:
+        versions = self.models[spec.name]
+        self.note("loaded", spec.name, version, "broken" if broken else "good")
+        if broken:
+            self._failed.add(spec.name)
+            if versions[version].scheduler is None:
+                versions[version] = Version("UNAVAILABLE", "Internal: failed to load the model")
+            return
+        self._failed.discard(spec.name)
+        if versions[version].scheduler is None:
+            versions[version] = Version("READY", "", Scheduler(self, spec, version))
+        versions[version].state = "READY"
+        self._changed()
+        if not keep_old:
+            for other in tuple(versions):
+                if other != version:
+                    self._unload(spec.name, other)
+
+    def unload(self, name: str) -> None:
+        """Answers at once; what is in flight finishes. Before the ports are open nobody can ask for it."""
+        if self.process is not Process.UP:
+            return
+        self.note("unload", name)
+        for version in tuple(self.models.get(name, ())):
+            self._unload(name, version)
+
+    def unload_others(self, name: str) -> None:
+        """Unload what the repository does not name: the end of a rollout that was taken back."""
+        for version in tuple(self.models.get(name, ())):
+            if version not in self.specs[name].versions:
+                self._unload(name, version)
+
+    def _unload(self, name: str, version: str) -> None:
+        entry = self.models[name][version]
+        if entry.state == "READY":
+            entry.state = "UNLOADING"
+            self._changed()
+        self.settle(name)
+
+    def settle(self, name: str) -> None:
+        """An unloading version that has finished its last request is gone."""
+        for version in self.models.get(name, {}).values():
+            if version.state == "UNLOADING" and (version.scheduler is None or version.scheduler.idle):
+                version.state, version.reason, version.scheduler = "UNAVAILABLE", "unloaded", None
+
+    def _changed(self) -> None:
+        """Keep note of since when a version that once served does not."""
+        serving = {
+            (name, version)
+            for name, versions in self.models.items()
+            for version, entry in versions.items()
+            if entry.state == "READY" and self.process is Process.UP
+        }
+        for key in serving:
+            self._gone_since_s[key] = float("inf")
+        for key, since_s in self._gone_since_s.items():
+            if key not in serving and since_s == float("inf"):
+                self._gone_since_s[key] = self.now_s()
+
+    def gone_s(self, name: str, version: str, black_hole: float | None) -> float | None:
+        """For how long nobody could have got an answer from this version here; None if it can answer now.
+        `black_hole` is since when the machine cannot be reached, if it cannot.
+        """
+        since_s = self._gone_since_s.get((name, version), self._began_s)
+        if self._frozen:
+            since_s = min(since_s, self._frozen_since_s)
+        if black_hole is not None:
+            since_s = min(since_s, black_hole)
+        return None if since_s == float("inf") else self.now_s() - since_s
+
+    def find(self, name: str, asked: str) -> Version | UpstreamFault:
+        """The version that a request for (name, asked) gets, or the fault it gets."""
+        unknown = f"Request for unknown model: '{name}'"
+        versions = self.models.get(name)
+        if asked and not (asked.isascii() and asked.isdecimal()):
+            return fault(
+                Code.INVALID_ARGUMENT,
+                f"failed to get model version from specified version string '{asked}' "
+                "(details: stoll, version should be an integral value > 0)",
+            )
+        if versions is None:
+            return fault(Code.NOT_FOUND, f"{unknown} is not found")
+        if not asked:
+            ready = [version for version, entry in versions.items() if entry.state == "READY"]
+            if not ready:
+                return fault(Code.NOT_FOUND, f"{unknown} has no available versions")
+            return versions[max(ready, key=int)]
+        if asked not in versions:
+            return fault(Code.NOT_FOUND, f"{unknown} version {asked} is not found")
+        if versions[asked].state != "READY":
+            return fault(Code.UNAVAILABLE, f"{unknown} version {asked} is not at ready state")
+        return versions[asked]
+
+    def server_ready(self) -> bool:
+        """Strict readiness: one failed model spoils it."""
+        return not self._failed and Lie.NOT_READY not in self.lie
+
+    def queued(self, name: str, version: str) -> int:
+        entry = self.models.get(name, {}).get(version)
+        return len(entry.scheduler.queue) if entry is not None and entry.scheduler is not None else 0
+
+    def counts_of(self, name: str, version: str) -> Counts:
+        """The statistics of a version that is loaded."""
+        scheduler = self.models[name][version].scheduler
+        assert scheduler is not None, f"{name} {version} is not loaded on {self.name}"
+        return scheduler.counts
+
+    # -- inference ------------------------------------------------------------------------------------------------
+
+    def infer(self, raw: bytes, done: Done) -> Request | None:
+        """Take one request; `done` is called once, now or later. Returns what `cancel` needs, None if it ended."""
+        try:
+            message = pb.ModelInferRequest.FromString(raw)
+        except Exception:
+            done(fault(Code.INTERNAL, "Failed to parse the request"))
+            return None
+        name = message.model_name
+        found = self.find(name, message.model_version)
+        if isinstance(found, UpstreamFault):
+            done(found)
+            return None
+        if Lie.GONE in self.lie:
+            done(fault(Code.NOT_FOUND, f"Request for unknown model: '{name}' has no available versions"))
+            return None
+        if Lie.FAST_ERRORS in self.lie:
+            done(fault(Code.INTERNAL, f"Failed to process the request(s) for model '{name}_0', message: out of luck"))
+            return None
+        scheduler = found.scheduler
+        assert scheduler is not None, "a ready version has a scheduler"
+        error = check_inputs(message, scheduler.spec)
+        if error is not None:
+            done(error)
+            return None
+        batch = message.inputs[0].shape[0] if scheduler.spec.max_batch_size else 1
+        now_s = self.now_s()
+        request = Request(message, batch, now_s, now_s + queue_limit_s(message, scheduler.spec), done)
+        scheduler.submit(request)
+        return request if request.done is not None else None
+
+    def cancel(self, request: Request) -> None:
+        """A gRPC cancel arrived. Marks only: the batcher looks when it next wakes, and a running request runs on."""
+        request.cancelled = True
+
+    def answer(self, model: str, version: str, request: Request) -> bytes:
+        response = pb.ModelInferResponse()
+        response.model_name = f"not-{model}" if Lie.WRONG_MODEL in self.lie else model
+        response.model_version = str(int(version) + 7) if Lie.WRONG_VERSION in self.lie else version
+        response.id = request.id
+        output = response.outputs.add()
+        output.name, output.datatype = "digest", "UINT8"
+        output.shape.extend((1, 16))
+        response.raw_output_contents.append(answer_digest(request.question, model, version))
+        serialized: bytes = response.SerializeToString()
+        return serialized

@@ -1,0 +1,379 @@
+"""The grpcio client against real sockets: what a fault says of who made it, and what a cancel sends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.core.codes import Code
+from gateway.core.faces import Endpoints, IndexEntry
+from gateway.core.faults import UpstreamFault, classify
+from gateway.core.outcome import Outcome
+from gateway.fleet.grpc_faults import to_fault
+from gateway.fleet.grpcio_client import GrpcioConnector, GrpcioOptions, GrpcioReplicaClient, clean
+from gateway.runtime.clock import SystemClock
+from tests.unit.fleet_peer import (
+    DATA,
+    GOAWAY,
+    GRPC,
+    HEADERS,
+    RST_STREAM,
+    Act,
+    Listener,
+    Peer,
+    free_port,
+    listening,
+    literal,
+)
+
+LIMIT_S = 20
+
+
+@asynccontextmanager
+async def client_of(port: int, **options: int) -> AsyncIterator[GrpcioReplicaClient]:
+    endpoints = Endpoints(f"127.0.0.1:{port}", f"127.0.0.1:{port}", f"127.0.0.1:{port}")
+    client = GrpcioConnector(GrpcioOptions(**options), SystemClock()).connect(endpoints)
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            yield client
+    finally:
+        await client.aclose()
+
+
+@asynccontextmanager
+async def served(act: Act, **options: int) -> AsyncIterator[tuple[Listener, GrpcioReplicaClient]]:
+    async with listening(act) as listener, client_of(listener.port, **options) as client:
+        yield listener, client
+
+
+async def fault_of(act: Act | None, timeout_s: float = 5.0, raw: Callable[..., None] | None = None) -> UpstreamFault:
+    async with listening(act, raw) as listener, client_of(listener.port) as client:
+        with pytest.raises(UpstreamFault) as caught:
+            await client.infer(b"", (), timeout_s)
+        return caught.value
+
+
+def action(*steps: Callable[[Peer, int], object]) -> Act:
+    async def act(peer: Peer, stream: int) -> None:
+        for step in steps:
+            step(peer, stream)
+
+    return act
+
+
+# --- what the library makes up --------------------------------------------------------------------------------------
+
+
+async def test_a_refused_port_is_a_lost_connection_and_nothing_was_sent() -> None:
+    async with client_of(free_port()) as client:
+        with pytest.raises(UpstreamFault) as caught:
+            await client.infer(b"", (), 5.0)
+    fault = caught.value
+    assert (fault.code, fault.from_peer, fault.sent) == (Code.UNAVAILABLE, False, False)
+    assert classify(fault).outcome is Outcome.TRANSPORT
+
+
+async def test_a_name_that_does_not_resolve_is_a_lost_connection_and_nothing_was_sent() -> None:
+    endpoints = Endpoints("no-such-host.invalid:1", "no-such-host.invalid:2")
+    client = GrpcioConnector(GrpcioOptions(), SystemClock()).connect(endpoints)
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            with pytest.raises(UpstreamFault) as caught:
+                await client.infer(b"", (), 10.0)
+    finally:
+        await client.aclose()
+    assert not caught.value.from_peer
+    assert caught.value.code is Code.DEADLINE_EXCEEDED or not caught.value.sent
+
+
+async def test_a_server_that_accepts_and_closes_never_got_the_call() -> None:
+    fault = await fault_of(None, raw=lambda writer: writer.close())
+    assert (fault.code, fault.from_peer, fault.sent) == (Code.UNAVAILABLE, False, False)
+
+
+async def test_a_server_of_another_protocol_never_got_the_call() -> None:
+    fault = await fault_of(None, raw=lambda writer: writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+    assert (fault.code, fault.from_peer, fault.sent) == (Code.UNAVAILABLE, False, False)
+
+
+def close(peer: Peer, stream: int) -> None:
+    peer.writer.close()
+
+
+def frame(kind: int, flags: int, payload: bytes) -> Callable[[Peer, int], None]:
+    return lambda peer, stream: peer.frame(kind, flags, stream, payload)
+
+
+def goaway(code: int, text: bytes = b"") -> Callable[[Peer, int], None]:
+    """GOAWAY that leaves the call out of what will be answered."""
+    return lambda peer, stream: peer.frame(GOAWAY, 0, 0, struct.pack(">II", 0, code) + text)
+
+
+def goaway_after(peer: Peer, stream: int) -> None:
+    peer.frame(GOAWAY, 0, 0, struct.pack(">II", stream, 0))
+
+
+LOST_UNDER_WAY: dict[str, tuple[Callable[[Peer, int], None], ...]] = {
+    "closed": (close,),
+    "reset": (lambda peer, stream: peer.reset_connection(),),
+    "headers, then closed": (frame(HEADERS, 4, GRPC), close),
+    "half a message, then closed": (
+        frame(HEADERS, 4, GRPC),
+        frame(DATA, 0, b"\0" + struct.pack(">I", 100) + b"x"),
+        close,
+    ),
+    "GOAWAY that leaves the call out": (goaway(0),),
+    "GOAWAY and close": (goaway_after, close),
+    "GOAWAY for too many pings": (goaway(11, b"too_many_pings"), close),
+    **{f"RST_STREAM {code}": (frame(RST_STREAM, 0, struct.pack(">I", code)),) for code in (0, 1, 2, 7, 8, 11)},
+    "a proxy's 503": (frame(HEADERS, 5, b"\x08\x03503" + literal(b"content-type", b"text/html")),),
+    "a message over the limit": (frame(HEADERS, 4, GRPC), frame(DATA, 0, b"\0" + struct.pack(">I", 1 << 30))),
+}
+
+
+@pytest.mark.parametrize("how", LOST_UNDER_WAY)
+async def test_what_breaks_under_way_is_not_the_replicas_word(how: str) -> None:
+    fault = await fault_of(action(*LOST_UNDER_WAY[how]))
+    assert not fault.from_peer, fault
+    assert fault.sent, fault
+    assert classify(fault).outcome is Outcome.TRANSPORT
+
+
+async def test_silence_is_a_deadline_that_the_client_kept() -> None:
+    fault = await fault_of(action(lambda peer, stream: None), timeout_s=0.2)
+    assert (fault.code, fault.from_peer) == (Code.DEADLINE_EXCEEDED, False)
+    assert classify(fault).outcome is Outcome.EXPIRED
+
+
+async def test_a_server_that_accepts_and_says_nothing_ends_in_time() -> None:
+    fault = await fault_of(None, timeout_s=0.5, raw=lambda writer: None)
+    assert not fault.from_peer
+    assert fault.code in (Code.DEADLINE_EXCEEDED, Code.UNAVAILABLE)
+
+
+async def test_a_message_that_is_too_large_to_send_was_not_sent() -> None:
+    async with served(action(), message_bytes_max=2048) as (_, client):
+        with pytest.raises(UpstreamFault) as caught:
+            await client.infer(bytes(4096), (), 5.0)
+    assert not caught.value.from_peer
+    assert not caught.value.sent
+
+
+async def test_a_channel_that_is_closed_under_a_call_fails_the_call_and_does_not_cancel_its_task() -> None:
+    reached = asyncio.Event()
+    async with served(action(lambda peer, stream: reached.set())) as (_listener, client):
+        task = asyncio.ensure_future(client.infer(b"", (), 60.0))
+        await reached.wait()
+        await client.aclose()
+        with pytest.raises(UpstreamFault) as caught:
+            await task
+    assert (caught.value.code, caught.value.from_peer) == (Code.UNAVAILABLE, False)
+
+
+@pytest.mark.parametrize("text", ["something a later grpcio says", ""])
+def test_unavailable_without_a_connection_is_never_the_replicas(text: str) -> None:
+    assert not to_fault(14, text, channel_ready=False, timed_out=False).from_peer
+    assert to_fault(14, text, channel_ready=True, timed_out=False).from_peer
+
+
+# --- what the peer says ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [code for code in Code if code not in (Code.OK, Code.DEADLINE_EXCEEDED)])
+@pytest.mark.parametrize("text", ["Exceeds maximum queue size", "", None])
+async def test_a_status_that_the_peer_sent_is_the_peers(code: Code, text: str | None) -> None:
+    fault = await fault_of(action(lambda peer, stream: peer.refuse(stream, code, text)))
+    assert (fault.code, fault.text, fault.from_peer) == (code, text or "", True)
+
+
+async def test_a_deadline_that_the_peer_declared_early_is_the_peers() -> None:
+    fault = await fault_of(action(lambda peer, stream: peer.refuse(stream, 4, "Deadline Exceeded")))
+    assert (fault.code, fault.from_peer) == (Code.DEADLINE_EXCEEDED, True)
+    assert classify(fault).outcome is Outcome.EXPIRED
+
+
+async def test_a_status_that_is_good_without_a_message_is_a_broken_answer() -> None:
+    fault = await fault_of(action(lambda peer, stream: peer.refuse(stream, 0, None)))
+    assert (fault.code, fault.from_peer) == (Code.INTERNAL, True)
+
+
+async def test_an_answer_of_nonsense_to_a_control_call_is_a_broken_answer() -> None:
+    async with served(action(lambda peer, stream: peer.answer(stream, b"\xff\xff"))) as (_listener, client):
+        for ask in (client.server_live, client.repository_index):
+            with pytest.raises(UpstreamFault) as caught:
+                await ask(5.0)
+            assert (caught.value.code, caught.value.from_peer) == (Code.INTERNAL, True)
+
+
+async def test_good_answers_come_through_as_bytes_and_values() -> None:
+    index = pb.RepositoryIndexResponse()
+    index.models.add(name="m", version="1", state="READY")
+    index.models.add(name="never-loaded")
+    answers = [b"\x08\x01", b"", index.SerializeToString(), b"any bytes"]
+
+    async with served(action(lambda peer, stream: peer.answer(stream, answers.pop(0)))) as (listener, client):
+        assert await client.server_live(5.0) is True
+        assert await client.server_ready(5.0) is False
+        assert await client.repository_index(5.0) == (
+            IndexEntry("m", "1", "READY", ""),
+            IndexEntry("never-loaded", "", "", ""),
+        )
+        assert await client.infer(b"", (), float("inf")) == b"any bytes"
+        assert len(listener.peers) == 1, "all over one connection"
+
+
+# --- cancelling, metadata, reconnecting -----------------------------------------------------------------------------
+
+
+async def test_cancelling_the_task_resets_the_stream_with_cancel() -> None:
+    reached = asyncio.Event()
+    async with served(action(lambda peer, stream: reached.set())) as (listener, client):
+        task = asyncio.ensure_future(client.infer(b"", (), 60.0))
+        await reached.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await listener.peers[0].reset_seen.wait()
+        assert list(listener.peers[0].reset_codes.values()) == [8]
+
+
+async def test_a_timeout_of_the_callers_own_cancels_upstream_too() -> None:
+    async with listening(action(lambda peer, stream: None)) as listener, client_of(listener.port) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await client.infer(b"", (), 60.0)
+        await listener.peers[0].reset_seen.wait()
+
+
+async def test_a_replica_that_comes_back_is_reached_within_two_seconds() -> None:
+    port = free_port()
+    async with client_of(port) as client:
+        for _ in range(20):
+            with pytest.raises(UpstreamFault):
+                await client.server_live(0.5)
+            await asyncio.sleep(0.05)
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                await Peer(reader, writer, action(lambda peer, stream: peer.answer(stream, b"\x08\x01"))).run()
+            except (ConnectionError, asyncio.IncompleteReadError):
+                writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", port)
+        async with asyncio.timeout(2.5):
+            while True:
+                try:
+                    assert await client.server_live(0.5)
+                    break
+                except UpstreamFault:
+                    await asyncio.sleep(0.05)
+        server.close()
+
+
+async def test_metadata_that_http2_cannot_carry_is_left_out_and_the_call_is_made() -> None:
+    bad = (
+        ("Upper", "x"),
+        ("te", "gzip"),
+        ("content-type", "text/html"),
+        ("grpc-timeout", "1n"),
+        ("new\nline", "x"),
+        ("name", "new\r\nline"),
+        ("umlaut", "ü"),
+        ("broken-bin", "$$$"),
+        ("", "x"),
+    )
+    good = (("traceparent", "00-ab"), ("x-user", "me"), ("data-bin", "AAE"))
+    assert clean((*bad, *good)) == [("traceparent", "00-ab"), ("x-user", "me"), ("data-bin", b"\0\1")]
+    async with served(action(lambda peer, stream: peer.answer(stream, b"ok"))) as (_listener, client):
+        assert await client.infer(b"", (*bad, *good), 5.0) == b"ok"
+
+
+# --- over HTTP ------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def http(respond: Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[int]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await respond(await reader.readuntil(b"\r\n\r\n"), writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def test_a_page_is_asked_for_plainly_and_its_connection_closed() -> None:
+    asked: list[bytes] = []
+
+    async def respond(head: bytes, writer: asyncio.StreamWriter) -> None:
+        asked.append(head)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\na\xffb")
+
+    async with http(respond) as port, client_of(port) as client:
+        assert await client.scrape(5.0) == "a\ufffdb"
+    head = asked[0].lower()
+    assert head.startswith(b"get /metrics http/1.1\r\n")
+    assert b"accept-encoding: identity" in head
+    assert b"connection: close" in head
+    assert b"user-agent" not in head
+    assert b"cookie" not in head
+
+
+async def test_a_page_without_end_is_given_up_at_its_bound() -> None:
+    async def respond(head: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        for _ in range(10_000):
+            writer.write(b"10000\r\n" + bytes(65536) + b"\r\n")
+            await writer.drain()
+
+    async with http(respond) as port, client_of(port, page_bytes_max=200_000) as client:
+        with pytest.raises(UpstreamFault, match="larger than 200000"):
+            await client.scrape(10.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "from_peer"),
+    [
+        (b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", Code.NOT_FOUND, True),
+        (b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n", Code.UNKNOWN, True),
+        (b"HTTP/1.1 503 x\r\ncontent-length: 4\r\n\r\nbusy", Code.UNAVAILABLE, True),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf", Code.UNAVAILABLE, False),
+        (b"no http\r\n\r\n", Code.UNAVAILABLE, False),
+        (b"", Code.UNAVAILABLE, False),
+    ],
+)
+async def test_a_page_that_is_not_had_says_who_is_to_blame(answer: bytes, code: Code, from_peer: bool) -> None:
+    async def respond(head: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await writer.drain()
+
+    async with http(respond) as port, client_of(port) as client:
+        with pytest.raises(UpstreamFault) as caught:
+            await client.scrape(5.0)
+    assert (caught.value.code, caught.value.from_peer) == (code, from_peer)
+
+
+async def test_a_page_from_a_closed_port_or_a_silent_server_fails_in_time() -> None:
+    async with client_of(free_port()) as client:
+        with pytest.raises(UpstreamFault) as caught:
+            await client.scrape(5.0)
+    assert (caught.value.from_peer, caught.value.sent) == (False, False)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        async with client_of(silent.getsockname()[1]) as client:
+            with pytest.raises(UpstreamFault) as caught:
+                await client.scrape(0.2)
+    assert caught.value.code is Code.DEADLINE_EXCEEDED
