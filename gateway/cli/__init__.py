@@ -22,25 +22,30 @@ COMMANDS: dict[str, str] = {
 """Name to what it is for. `gateway/cli/<name>.py` has `configure(parser)` and `run(arguments) -> int`."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns its exit code; used as the entry point of `sluice`."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    chosen = words[0] if words and words[0] in COMMANDS else None
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """The command line as its command wants it; `command` is the name. Exits with 2 and a message if it is wrong."""
     parser = argparse.ArgumentParser(
         prog="sluice",
         description="Sluice: one endpoint in front of a pool of Triton servers.",
         epilog="example: sluice serve policies",
     )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
     for name, purpose in COMMANDS.items():
         sub = commands.add_parser(
-            name, help=purpose, description=purpose[0].upper() + purpose[1:] + ".",
+            name,
+            help=purpose,
+            description=purpose[0].upper() + purpose[1:] + ".",
             formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
-        if name == chosen:
+        )
+        if words and words[0] == name:
             importlib.import_module(f"gateway.cli.{name}").configure(sub)
-    arguments = parser.parse_args(words)
-    module = importlib.import_module(f"gateway.cli.{chosen}")
+    return parser.parse_args(words)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns its exit code; used as the entry point of `sluice`."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    module = importlib.import_module(f"gateway.cli.{arguments.command}")
     try:
         code = module.run(arguments)
     except KeyboardInterrupt:

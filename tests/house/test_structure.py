@@ -99,9 +99,8 @@ def test_time_and_chance_are_passed_in(path: Path) -> None:
         if isinstance(node, ast.Attribute):
             used = ast.unparse(node)
             for banned, instead in BANNED_CALLS.items():
-                assert not (used == banned or used.endswith("." + banned)), (
-                    f"{path}:{node.lineno}: {used} is banned here; use {instead}"
-                )
+                found = used == banned or used.endswith("." + banned)
+                assert not found, f"{path}:{node.lineno}: {used} is banned here; use {instead}"
 
 
 @pytest.mark.parametrize(
