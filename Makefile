@@ -26,11 +26,11 @@ demo: setup ## Real Tritons, the gateway and live traffic on this machine (DEMO_
 	@$(BIN)/sluice demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
 test: setup ## Everything that CI runs: style, types, unit, simulation, real Tritons
-	@$(BIN)/python -m deploy.local check --for test
+	@$(BIN)/python -m deploy.local check --any-ports
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m deploy.local prepare
+	@$(BIN)/python -m deploy.local build
 	@$(BIN)/python -m pytest
 
 test-unit: setup ## Only what needs no server
@@ -40,7 +40,7 @@ lint: setup ## Style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 field: setup ## The real-time forms of the field cases that are too long for `make test`
-	@$(BIN)/python -m deploy.local prepare
+	@$(BIN)/python -m deploy.local build
 	@$(BIN)/python -m pytest -m field --override-ini addopts="-ra --strict-markers" tests/field
 
 lock: setup ## Write requirements.lock anew from pyproject.toml

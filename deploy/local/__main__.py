@@ -74,6 +74,9 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--attach", action="store_true", help="stay; Ctrl-C stops the servers")
     check = add("check", "say what this machine lacks, and change nothing", "check --replicas 2")
     _fleet_arguments(check)
+    check.add_argument(
+        "--any-ports", action="store_true", help="ask for no ports: whoever starts servers finds free ones"
+    )
     add("build", "build the environment and the model repository only", "build")
     add("status", "say how each server is", "status --json -")
     for name, text in (
@@ -144,7 +147,7 @@ def _environment() -> TritonEnvironment:
 
 def _check(arguments: argparse.Namespace) -> int:
     ports = [port for index in range(arguments.replicas) for port in Ports.numbered(index, arguments.base_port)]
-    problems = preflight(arguments.replicas, ports)
+    problems = preflight(arguments.replicas, [] if arguments.any_ports else ports)
     found = {"problems": [{"what": each.what, "remedy": each.remedy} for each in problems]}
     _report(arguments, found, "\n".join(map(str, problems)) or "nothing is missing")
     return MACHINE if problems else DONE
