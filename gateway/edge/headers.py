@@ -30,7 +30,7 @@ FORWARD_BYTES_MAX = 12 * 1024
 """Forwarded names and values, counted as gRPC does (plus 32 a pair). Triton's gRPC server refuses from 16 KiB on and
 may from 8; the gateway says so itself, in the caller's terms."""
 
-NOT_YET = frozenset({"x-sluice-priority", "x-sluice-version", "x-sluice-min-rung"})
+NOT_YET = ("x-sluice-min-rung", "x-sluice-priority", "x-sluice-version")
 """Wishes that layers of a later set will grant. Refused by name: an ignored wish for a version would be answered by
 another version."""
 
@@ -167,7 +167,7 @@ class HeaderReader:
                 if name in own:
                     raise GatewayError(Reason.UNSUPPORTED, f"the header {name} is not available yet; leave it out")
         except GatewayError as fault:
-            read.fault = fault
+            read.fault = fault.with_traceback(None)  # the traceback holds this frame, which holds `read`
             read.request_id = read.request_id or self.new_request_id()
             return read
         named = own.get("connection")
@@ -199,7 +199,7 @@ _OURS, _ON = 1, 2
 _USES_MAX = 1024
 _USE_CHARS_MAX = 64
 _OWN = frozenset(
-    {REQUEST_ID, TIMEOUT_MS, API_KEY, "authorization", EXPLAIN, TRACEPARENT, TRACESTATE, "connection"} | NOT_YET
+    {REQUEST_ID, TIMEOUT_MS, API_KEY, "authorization", EXPLAIN, TRACEPARENT, TRACESTATE, "connection", *NOT_YET}
 )
 
 

@@ -83,8 +83,8 @@ class CallKit:
     observer: EdgeObserver
     body_limit: BodyLimit
     budget: BodyBudget
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    """Strong references: asyncio keeps only weak ones."""
+    tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
+    """Strong references: asyncio keeps only weak ones. Not a set, whose order would change from run to run."""
     _summaries: dict[bytes, ModelConfigSummary] = field(default_factory=dict)
 
     def config_of(self, model: str, version: str) -> ModelConfigSummary:
@@ -173,7 +173,8 @@ class HttpCall:
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         task = loop.create_task(self._run())
         self._task = task
-        self._kit.tasks.add(task)
+        self._kit.tasks[task] = None
+        task.add_done_callback(self._over)
 
     # ------------------------------------------------------------ the body
 
@@ -282,8 +283,7 @@ class HttpCall:
         self.answer = None
         self._pieces.clear()
         self._release()
-        # A task that has not begun would not run its `finally`: it looks at `abandoned` when it begins.
-        if self._started and self._task is not None:
+        if self._task is not None:
             self._task.cancel()
 
     def cut(self, error: GatewayError) -> None:
@@ -291,7 +291,7 @@ class HttpCall:
         if self.answered or self.answer is not None:
             return
         self._cut = error
-        if self._started and self._task is not None:
+        if self._task is not None:
             self._task.cancel()
 
     async def _run(self) -> None:
@@ -301,10 +301,6 @@ class HttpCall:
         error: GatewayError | None = None
         try:
             self._started = True
-            if self._left():
-                return
-            if self._cut is not None:
-                raise self._cut
             reply = await kit.service.send(call)
             rendered = encode_http_infer(reply.message, self._plan, call.body_id)
             if not self._outlet.may_write(self):
@@ -334,8 +330,20 @@ class HttpCall:
         finally:
             if error is not None and not call.abandoned:
                 self._fail(error)
+            error = None  # it holds its traceback, which holds this frame
             if reply is not None:
                 await self._close(reply, outcome)
+            self._end()
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """The task is done. If it was cancelled before its first step, nothing of `_run` has run, its `finally`
+        included.
+        """
+        self._kit.tasks.pop(task, None)
+        self._task = None
+        if not self._started:
+            if not self.call.abandoned:
+                self._fail(self._cut or self._internal(asyncio.CancelledError("before the call had begun")))
             self._end()
 
     def _left(self) -> bool:
@@ -375,11 +383,11 @@ class HttpCall:
             self._internal(raised)
 
     def _end(self) -> None:
+        """Free what the call held, and break its circles, so that it is gone without the garbage collector."""
         self._pieces.clear()
         self._release()
-        if self._task is not None:
-            self._kit.tasks.discard(self._task)
-            self._task = None
+        self.call.receive = None
+        self._fault = self._cut = None
 
     def _internal(self, cause: BaseException) -> GatewayError:
         self._kit.observer.internal_fault("http")

@@ -175,7 +175,7 @@ class HttpConnection(asyncio.Protocol):
             while True:
                 for event in events:
                     self._take(event, now_s)
-                # What follows a head is held back by the codec until it is asked for, so ask as long as something comes.
+                # The codec holds back what follows a head until it is asked for: ask as long as something comes.
                 moved = self._advance()
                 if self._finished or not (moved or events):
                     break
@@ -250,9 +250,13 @@ class HttpConnection(asyncio.Protocol):
 
     def write(self, call: HttpCall, answer: HttpAnswer) -> None:
         self._answer(call, answer)
+        if self._handling or self._finished:
+            return
         self._read_s = self._server.clock.now_s()
-        if not self._handling:
+        if self._open or self._codec.held_bytes:
             self._handle(*self._resumed())
+        else:
+            self._regulate(self._read_s)
 
     def want_body(self, call: HttpCall) -> None:
         if self._open and self._open[0] is call:
@@ -283,10 +287,9 @@ class HttpConnection(asyncio.Protocol):
 
     def _answer(self, exchange: HttpCall | _Ready, answer: HttpAnswer) -> None:
         codec = self._codec
-        last = len(self._open) == 1 and not codec.held_bytes
+        held, phase = codec.held_bytes, codec.phase
         # After a 408 the rest of the body may come at any time or never (RFC 9110 section 15.5.9).
-        close = answer.status == 408 or (self._server.draining and last)
-        unread = self._faulted or codec.held_bytes > 0 or codec.phase in _UNREAD
+        close = answer.status == 408 or (self._server.draining and len(self._open) == 1 and not held)
         if isinstance(exchange, HttpCall):
             exchange.answered = True
         if exchange is self._reading:
@@ -303,7 +306,8 @@ class HttpConnection(asyncio.Protocol):
         self._open.popleft()
         after = codec.after_response()
         if after is AfterResponse.CLOSE:
-            self._finish(linger=unread or codec.discarded_bytes > 0)
+            unread = self._faulted or held > 0 or phase in _UNREAD or codec.discarded_bytes > 0
+            self._finish(linger=unread)
         elif after is AfterResponse.DRAIN:
             self._drain_s = self._server.clock.now_s()
 
@@ -365,13 +369,17 @@ class HttpConnection(asyncio.Protocol):
     # ------------------------------------------------ pausing and time-outs
 
     def _regulate(self, now_s: float) -> None:
-        reading = self._reading
-        self._pause_reading(self._codec.paused or (reading is not None and reading.held_bytes >= UNWANTED_BODY_BYTES))
-        if self._codec.held_bytes:
-            self._held_s = self._held_s or now_s
-        else:
-            self._held_s = 0.0
-        if not self._head_s and self._codec.phase is Phase.HEAD:
+        """Pause or resume reading, and see to the timer. `now_s` is when what was handled last had come."""
+        codec, reading = self._codec, self._reading
+        held = codec.held_bytes
+        self._held_s = (self._held_s or now_s) if held else 0.0
+        pause = (held > 0 and codec.paused) or (reading is not None and reading.held_bytes >= UNWANTED_BODY_BYTES)
+        if pause is not self._reading_paused:
+            self._pause_reading(pause)
+        phase = codec.phase
+        if phase is Phase.ANSWER:
+            return  # nothing is waited for from the client
+        if phase is Phase.HEAD and not self._head_s:
             self._head_s = self._read_s
         self._timer.watch()
 

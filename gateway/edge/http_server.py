@@ -90,7 +90,7 @@ class HttpServer:
         self.reader = reader
         self.draining = False
         self.headers_dropped = 0
-        self._connections: set[HttpConnection] = set()
+        self._connections: dict[HttpConnection, None] = {}  # in the order of arrival, so that an end is in order too
         self._connections_total = 0
         self._connections_refused = 0
         self._listener: asyncio.Server | None = None
@@ -123,14 +123,14 @@ class HttpServer:
             self._connections_refused += 1
             self.observer.connection_refused("http")
             return False
-        self._connections.add(connection)
+        self._connections[connection] = None
         self._connections_total += 1
         self.observer.connection_opened("http")
         return True
 
     def closed(self, connection: HttpConnection) -> None:
         if connection in self._connections:
-            self._connections.remove(connection)
+            del self._connections[connection]
             self.observer.connection_closed("http")
             self._changed.set()
 

@@ -169,6 +169,21 @@ async def test_the_last_answer_of_a_connection_may_not_get_stuck_either(edge: Ed
     assert client.aborted
 
 
+async def test_the_rest_of_the_last_answer_may_not_get_stuck_after_the_client_took_most_of_it(edge: Edge) -> None:
+    client = edge.connect()
+    client.stuck_bytes = 70_000
+    client.protocol.pause_writing()
+    client.leave()
+    assert client.closing
+    edge.advance(2.0)
+    client.stuck_bytes = 10_000
+    client.protocol.resume_writing()
+    edge.advance(2.0)
+    assert not client.cut_off()
+    edge.advance(1.5)
+    assert client.cut_off()
+
+
 async def test_after_an_answer_that_ends_a_connection_the_client_may_read_it_for_a_while(edge: Edge) -> None:
     client = edge.connect()
     client.feed(b"NONSENSE\r\n\r\n")
