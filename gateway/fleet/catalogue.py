@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import ModelConfigBytes
 from gateway.fleet.directory import Directory
-from gateway.fleet.replica import Description
+from gateway.fleet.model_record import Description
 from gateway.policy.schema import ModelPolicy, PolicySet
 from gateway.wire.kserve.metadata import decode_model_metadata, decode_server_metadata
 

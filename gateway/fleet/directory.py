@@ -11,8 +11,9 @@ from gateway.core.faces import Connector, Endpoints, Files, Resolver
 from gateway.core.snapshot import FleetSnapshot, ModelState, ReplicaState, ReplicaView
 from gateway.fleet.connection import Connection
 from gateway.fleet.member import Member, Tools
+from gateway.fleet.model_record import Description, Key
 from gateway.fleet.prober import Prober
-from gateway.fleet.replica import Description, Key, Replica
+from gateway.fleet.replica import Replica
 from gateway.fleet.roster import Roster
 from gateway.fleet.scraper import Scraper
 from gateway.fleet.sources import source_of
@@ -86,7 +87,9 @@ class Directory:
     async def stop(self) -> None:
         """End all jobs and close all connections, whatever is out on them."""
         self._stopped = True
-        await self._supervisor.stop(*(name for name in self._jobs if self._supervisor.running(name)))
+        running = [name for name in self._jobs if self._supervisor.running(name)]
+        if running:  # Without a name `stop` would end everybody's jobs.
+            await self._supervisor.stop(*running)
         for member in self._members.values():
             member.removed = True
             self._leaving[member.connection] = None

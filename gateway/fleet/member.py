@@ -12,8 +12,9 @@ from gateway.core.faces import ReplicaClient
 from gateway.core.outcome import Outcome
 from gateway.core.snapshot import ModelState
 from gateway.fleet.connection import Connection
+from gateway.fleet.model_record import Key
 from gateway.fleet.nudge import Nudge
-from gateway.fleet.replica import Key, Replica
+from gateway.fleet.replica import Replica
 from gateway.fleet.warmer import Backoff, Unwarmable, WarmRequest, finished, request_for, try_once
 from gateway.policy.schema import ModelPolicy, Pool
 from gateway.runtime.clock import Clock
@@ -66,7 +67,7 @@ class Member:
         self._connect = connect
         self.connection = Connection(connect())
         self._doubts: dict[Key, None] = {}
-        self._working: dict[tuple[str, Key], int] = {}
+        self._working: set[str] = set()
         self._tried_s: dict[Key, float] = {}
 
     @property
@@ -111,19 +112,18 @@ class Member:
                 self._start("try", key, record.epoch, self._try)
 
     def _start(self, kind: str, key: Key, epoch: int, work: Callable[[Key, int], Awaitable[None]]) -> None:
-        if (kind, key) in self._working:
+        """Once per epoch: a call of an earlier epoch may hang until its time limit, which must not hold up the next."""
+        name = f"{kind}/{self.name}/{key[0]}/{key[1]}@{epoch}"
+        if name in self._working:
             return
-        self._working[kind, key] = epoch
+        self._working.add(name)
 
         async def job() -> None:
-            try:
-                await work(key, epoch)
-            finally:
-                if self._working.get((kind, key)) == epoch:
-                    del self._working[kind, key]
+            await work(key, epoch)
+            self._working.discard(name)  # Not in a `finally`: what failed is started again under the same name.
             self.nudge.give()
 
-        self.tools.start(f"{kind}/{self.name}/{key[0]}/{key[1]}@{epoch}", job)
+        self.tools.start(name, job)
 
     async def _warm(self, key: Key, epoch: int) -> None:
         replica, clock, policy = self.replica, self.tools.clock, self.models[key[0]]

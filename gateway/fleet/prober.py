@@ -10,8 +10,8 @@ from gateway.core.faces import IndexEntry, ModelConfigBytes
 from gateway.core.faults import STOPPING, UpstreamFault
 from gateway.core.snapshot import ReplicaState
 from gateway.fleet.member import Member
+from gateway.fleet.model_record import Description, Key
 from gateway.fleet.model_summary import read_config
-from gateway.fleet.replica import Description, Key
 from gateway.fleet.slots import slots_of
 from gateway.wire.kserve.metadata import decode_model_metadata, decode_server_metadata
 from gateway.wire.kserve.protobuf import WireError

@@ -21,14 +21,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gateway.core.faces import Endpoints, IndexEntry, ModelConfigBytes
-from gateway.core.snapshot import GpuView, ModelState, ModelView, Phases, ReplicaState, ReplicaView
-from gateway.fleet.metrics_text import ModelFigures, Page, rates
-from gateway.fleet.model_summary import ConfigSummary
+from gateway.core.faces import Endpoints, IndexEntry
+from gateway.core.snapshot import GpuView, ModelState, Phases, ReplicaState, ReplicaView
+from gateway.fleet.metrics_text import Page, rates
+from gateway.fleet.model_record import Description, Key, ModelRecord
 from gateway.policy.schema import Health
-
-Key = tuple[str, str]
-"""Model and version."""
 
 MODELS_MAX = 1024
 """Model versions kept per replica; further ones in an index are not used, and said to be so."""
@@ -42,16 +39,6 @@ _SERVING = (ModelState.READY, ModelState.WARMED)
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
-    """What a ready model version says of itself."""
-
-    metadata: bytes
-    """Serialized `ModelMetadataResponse`."""
-    config: ModelConfigBytes
-    summary: ConfigSummary
-
-
-@dataclass(frozen=True, slots=True)
 class Transition:
     """One change of state, for the log: of the replica (`key` None) or of one model version on it."""
 
@@ -59,80 +46,6 @@ class Transition:
     before: str
     after: str
     reason: str
-
-
-class ModelRecord:
-    """One model version on one replica."""
-
-    __slots__ = (
-        "bad_trials",
-        "batch_fill",
-        "compute_us",
-        "described_s",
-        "description",
-        "epoch",
-        "figures",
-        "findings_against",
-        "first_answer_s",
-        "first_bad_trial_s",
-        "first_finding_s",
-        "last_answer_s",
-        "note",
-        "pending",
-        "queue_us",
-        "ready_s",
-        "reason",
-        "seen_s",
-        "slots",
-        "state",
-        "warmed_s",
-    )
-
-    def __init__(self, now_s: float) -> None:
-        self.state = ModelState.UNAVAILABLE
-        self.reason = ""
-        self.note = ""
-        """How it was warmed, or why it was not."""
-        self.slots = 0
-        self.epoch = 0
-        self.description: Description | None = None
-        self.described_s = 0.0
-        self.findings_against = 0
-        self.first_finding_s = 0.0
-        self.bad_trials = 0
-        self.first_bad_trial_s = float("inf")
-        self.last_answer_s = float("-inf")
-        self.seen_s = now_s
-        self.ready_s: float | None = None
-        self.warmed_s: float | None = None
-        self.first_answer_s: float | None = None
-        self.figures: ModelFigures | None = None
-        self.clear_figures()
-
-    def clear_figures(self) -> None:
-        self.pending: int | None = None
-        self.queue_us: float | None = None
-        self.compute_us: float | None = None
-        self.batch_fill: float | None = None
-
-    def view(self, key: Key) -> ModelView:
-        return ModelView(
-            name=key[0],
-            version=key[1],
-            state=self.state,
-            slots=self.slots,
-            reason=self.reason,
-            phases=Phases(
-                seen_s=self.seen_s,
-                ready_s=self.ready_s,
-                warmed_s=self.warmed_s,
-                first_answer_s=self.first_answer_s,
-            ),
-            pending=self.pending,
-            queue_us=self.queue_us,
-            compute_us=self.compute_us,
-            batch_fill=self.batch_fill,
-        )
 
 
 class Replica:

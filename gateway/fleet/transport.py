@@ -75,7 +75,9 @@ class ReplicaTransport:
         try:
             head = read_response_head(answer)
         except GatewayError as error:
-            self._wrong(call, attempt, error.message)
+            trail.answered_s = self._end(attempt, Outcome.BROKEN, error.message)
+            self._teach(call, attempt, Outcome.BROKEN)
+            raise
         answered = (head.model_name, head.model_version)
         if answered != (call.model, version):
             trail.version_served = answered[1]

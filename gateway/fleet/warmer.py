@@ -13,8 +13,9 @@ from gateway.core.errors import GatewayError
 from gateway.core.faults import UpstreamFault, classify
 from gateway.core.outcome import Outcome
 from gateway.fleet.connection import Connection
+from gateway.fleet.model_record import Description, Key
 from gateway.fleet.model_summary import zeros_request
-from gateway.fleet.replica import Description, Key, Replica
+from gateway.fleet.replica import Replica
 from gateway.policy.schema import ModelPolicy, PolicySet
 from gateway.wire.kserve.http_request import decode_http_infer
 from gateway.wire.kserve.metadata import decode_model_metadata

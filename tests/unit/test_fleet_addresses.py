@@ -255,7 +255,7 @@ async def test_a_resolver_that_hangs_holds_one_thread_and_not_the_loop(monkeypat
             assert await waiting == ("10.1.1.1",)
     finally:
         release.set()
-        workers.close()
+        await workers.aclose(5.0)
 
 
 async def test_the_system_resolver_knows_this_machine_and_not_an_invented_name() -> None:
@@ -268,7 +268,7 @@ async def test_the_system_resolver_knows_this_machine_and_not_an_invented_name()
             with pytest.raises(OSError, match=r"."):
                 await SystemResolver(workers).resolve("no-such-host.invalid")
     finally:
-        workers.close()
+        await workers.aclose(5.0)
 
 
 def test_a_pool_must_name_exactly_one_source() -> None:

@@ -7,8 +7,12 @@ import contextlib
 
 import pytest
 
+from gateway.core.codes import Code
 from gateway.core.errors import GatewayError
+from gateway.core.faces import IndexEntry
+from gateway.core.faults import UpstreamFault
 from gateway.core.snapshot import ModelState, ReplicaState
+from gateway.fleet.nudge import Nudge
 from gateway.policy.schema import Health
 from tests.simulation.batcher import ModelSpec
 from tests.simulation.triton import Lie, Metrics
@@ -129,7 +133,7 @@ def test_a_frozen_replica_is_down_after_two_unanswered_liveness_calls_and_no_soo
         await world.until(lambda: world.takers("m") == {A, B})
         world.tritons[A].freeze()
         took_s = await world.until(lambda: world.state(A) is ReplicaState.DOWN)
-        assert 0.4 < took_s < 2.5
+        assert 0.25 < took_s < 2.0, "a probe's interval, its time limit, and a re-check's distance"
         world.tritons[A].thaw()
         await world.until(lambda: world.takers("m") == {A, B}, 5)
 
@@ -161,6 +165,84 @@ def test_a_black_hole_that_heals_is_used_again_soon() -> None:
         assert await world.until(lambda: world.takers("m") == {A, B}) < 2.5
 
     run(main)
+
+
+def test_a_connection_that_does_not_answer_is_replaced_and_closed_when_its_last_call_has_ended() -> None:
+    async def main(world: FleetWorld) -> None:
+        await world.until(lambda: world.takers("m") == {A, B})
+        old = next(client for client in world.network.clients if client.address == f"{A}:8001")
+        out = asyncio.ensure_future(world.transport.send(world.call(A, "m", timeout_s=20.0)))
+        world.tritons[A].freeze()
+        await world.until(lambda: world.state(A) is ReplicaState.DOWN, 4)
+        await asyncio.sleep(1)
+        assert not old.closed
+        world.tritons[A].thaw()
+        await out
+        await world.until(lambda: old.closed, 1)
+        await world.until(lambda: world.takers("m") == {A, B}, 4)
+
+    run(main)
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+def test_one_refused_connection_or_a_word_of_stopping_is_enough(stopping: bool) -> None:
+    async def main(world: FleetWorld) -> None:
+        await world.until(lambda: world.takers("m") == {A, B})
+        await asyncio.sleep(1)
+        if stopping:
+            client = next(client for client in world.network.clients if client.address == f"{A}:8001")
+
+            async def exiting(timeout_s: float) -> bool:
+                raise UpstreamFault(Code.UNAVAILABLE, "Server exiting", from_peer=True)
+
+            client.server_live = exiting  # type: ignore[method-assign]
+        else:
+            world.tritons[A].crash()
+        world.directory.hint(f"gpu/{A}:8001", "", "")
+        assert await world.until(lambda: world.state(A) is ReplicaState.DOWN) < 0.3
+
+    run(main, health=Health(interval_ms=30_000, failures_to_down=10))
+
+
+def test_a_change_that_changes_nothing_is_not_published() -> None:
+    async def main(world: FleetWorld) -> None:
+        await world.until(lambda: world.takers("m") == {A, B})
+        before = len(world.snapshots)
+        for member in world.directory._members.values():
+            world.directory._member_changed(member)
+        await asyncio.sleep(0.001)
+        assert len(world.snapshots) == before
+
+    run(main)
+
+
+def test_stopping_the_directory_twice_ends_nobody_elses_jobs() -> None:
+    async def main(world: FleetWorld) -> None:
+        async def wait() -> None:
+            await asyncio.sleep(3600)
+
+        world.supervisor.start("another", wait)
+        await world.until(lambda: world.takers("m") == {A, B})
+        await world.directory.stop()
+        await world.directory.stop()
+        assert world.supervisor.statistics(0.0)["running"] == ["another"]
+        await world.supervisor.stop("another")
+
+    run(main)
+
+
+async def test_a_nudge_ends_a_sleep_at_once_also_one_that_has_not_begun() -> None:
+    nudge = Nudge()
+    async with asyncio.timeout(5):
+        nudge.give()
+        assert await nudge.sleep(3600)
+        assert not await nudge.sleep(0.001)
+        sleeping = asyncio.ensure_future(nudge.sleep(3600))
+        await asyncio.sleep(0)
+        nudge.give()
+        nudge.give()
+        assert await sleeping
+        assert not await nudge.sleep(0.001)
 
 
 def test_the_servers_own_readiness_changes_nothing() -> None:
@@ -317,6 +399,37 @@ def _figures(world: FleetWorld) -> tuple[int | None, float | None, float | None]
     return view.pending, view.compute_us, view.batch_fill
 
 
+def test_a_warm_up_that_is_cancelled_or_hangs_does_not_keep_a_replica_out() -> None:
+    async def main(world: FleetWorld) -> None:
+        await world.until(lambda: world.model_state(A, "m") is ModelState.READY)
+        for task in asyncio.all_tasks():
+            if task.get_name().startswith("sluice:warm"):
+                task.cancel()
+        await asyncio.sleep(0.3)
+        world.network.black_hole(f"{A}:8001")
+        await world.until(lambda: world.state(A) is ReplicaState.DOWN, 5)
+        world.network.heal(f"{A}:8001")
+        await world.until(lambda: world.takers("m") == {A, B}, 10)
+
+    run(main, ModelSpec("m", s0_s=0.5))
+
+
+def test_a_server_that_refuses_its_index_is_asked_for_its_models_metadata() -> None:
+    async def main(world: FleetWorld) -> None:
+        async def refused(timeout_s: float) -> tuple[IndexEntry, ...]:
+            raise UpstreamFault(Code.UNAVAILABLE, "This protocol is restricted", from_peer=True)
+
+        await world.until(lambda: len(world.network.clients) == 2)
+        for client in world.network.clients:
+            client.repository_index = refused  # type: ignore[method-assign]
+        await world.until(lambda: world.takers("m", "2") == {A, B} and world.takers("m", "1") == {A, B})
+        world.tritons[A].models["m"]["2"].state = "UNAVAILABLE"
+        await world.until(lambda: world.takers("m", "2") == {B}, 4)
+        assert world.takers("m", "1") == {A, B}
+
+    run(main, ModelSpec("m", versions=("1", "2")))
+
+
 def test_a_quiet_fleet_publishes_next_to_nothing() -> None:
     async def main(world: FleetWorld) -> None:
         await world.until(lambda: world.takers("m") == {A, B})
@@ -334,7 +447,7 @@ def test_a_background_loop_that_is_cancelled_comes_back_and_no_call_suffers() ->
         out = [asyncio.ensure_future(world.transport.send(world.call(A, "m"))) for _ in range(20)]
         await asyncio.sleep(0.0005)
         for task in asyncio.all_tasks():
-            if task.get_name().startswith(("sluice:probe", "sluice:scrape", "sluice:addresses")):
+            if task.get_name().startswith("sluice:"):
                 task.cancel()
         await asyncio.gather(*out)
         await asyncio.sleep(3)

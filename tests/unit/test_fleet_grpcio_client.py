@@ -133,7 +133,6 @@ LOST_UNDER_WAY: dict[str, tuple[Callable[[Peer, int], None], ...]] = {
     "GOAWAY for too many pings": (goaway(11, b"too_many_pings"), close),
     **{f"RST_STREAM {code}": (frame(RST_STREAM, 0, struct.pack(">I", code)),) for code in (0, 1, 2, 7, 8, 11)},
     "a proxy's 503": (frame(HEADERS, 5, b"\x08\x03503" + literal(b"content-type", b"text/html")),),
-    "a message over the limit": (frame(HEADERS, 4, GRPC), frame(DATA, 0, b"\0" + struct.pack(">I", 1 << 30))),
 }
 
 
@@ -143,6 +142,17 @@ async def test_what_breaks_under_way_is_not_the_replicas_word(how: str) -> None:
     assert not fault.from_peer, fault
     assert fault.sent, fault
     assert classify(fault).outcome is Outcome.TRANSPORT
+
+
+async def test_a_message_over_its_size_in_either_direction_is_told_from_a_lost_connection() -> None:
+    fault = await fault_of(action(frame(HEADERS, 4, GRPC), frame(DATA, 0, b"\0" + struct.pack(">I", 1 << 30))))
+    assert (fault.code, fault.from_peer, fault.sent) == (Code.RESOURCE_EXHAUSTED, False, True)
+    async with served(action(), message_bytes_max=2048) as (_, client):
+        with pytest.raises(UpstreamFault) as caught:
+            await client.infer(bytes(4096), (), 5.0)
+    fault = caught.value
+    assert (fault.code, fault.from_peer, fault.sent) == (Code.RESOURCE_EXHAUSTED, False, False)
+    assert classify(fault).outcome is Outcome.CALLER_FAULT
 
 
 async def test_silence_is_a_deadline_that_the_client_kept() -> None:
@@ -155,14 +165,6 @@ async def test_a_server_that_accepts_and_says_nothing_ends_in_time() -> None:
     fault = await fault_of(None, timeout_s=0.5, raw=lambda writer: None)
     assert not fault.from_peer
     assert fault.code in (Code.DEADLINE_EXCEEDED, Code.UNAVAILABLE)
-
-
-async def test_a_message_that_is_too_large_to_send_was_not_sent() -> None:
-    async with served(action(), message_bytes_max=2048) as (_, client):
-        with pytest.raises(UpstreamFault) as caught:
-            await client.infer(bytes(4096), (), 5.0)
-    assert not caught.value.from_peer
-    assert not caught.value.sent
 
 
 async def test_a_channel_that_is_closed_under_a_call_fails_the_call_and_does_not_cancel_its_task() -> None:
@@ -274,6 +276,17 @@ async def test_a_replica_that_comes_back_is_reached_within_two_seconds() -> None
                 except UpstreamFault:
                     await asyncio.sleep(0.05)
         server.close()
+
+
+def test_the_library_neither_retries_nor_pings_nor_waits_minutes_nor_asks_a_proxy() -> None:
+    arguments = dict(GrpcioOptions(message_bytes_max=7, reconnect_max_ms=900).arguments())
+    assert arguments["grpc.max_reconnect_backoff_ms"] == 900
+    assert arguments["grpc.enable_retries"] == 0
+    assert arguments["grpc.enable_http_proxy"] == 0
+    assert arguments["grpc.use_local_subchannel_pool"] == 1
+    assert not [name for name in arguments if "keepalive" in name]
+    sizes = [value for name, value in arguments.items() if "message_length" in name]
+    assert sizes == [7, 7]
 
 
 async def test_metadata_that_http2_cannot_carry_is_left_out_and_the_call_is_made() -> None:

@@ -9,8 +9,8 @@ from tritonclient.grpc import model_config_pb2 as mc
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.core.faces import ModelConfigBytes
+from gateway.fleet.model_record import Description
 from gateway.fleet.model_summary import ConfigSummary, read_config, zeros_request
-from gateway.fleet.replica import Description
 from gateway.fleet.slots import SLOTS_MAX, default_slots, slots_of
 from gateway.fleet.warmer import Unwarmable, from_policies, request_for, zeros
 from gateway.policy.schema import Admission, FleetPolicy, PolicySet, Pool, Warmup

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from gateway.core.faces import Endpoints, IndexEntry, ModelConfigBytes
 from gateway.core.snapshot import ModelState, ReplicaState
 from gateway.fleet.metrics_text import read_page
+from gateway.fleet.model_record import Description, Key
 from gateway.fleet.model_summary import ConfigSummary
-from gateway.fleet.replica import MODELS_MAX, Description, Key, Replica
+from gateway.fleet.replica import MODELS_MAX, Replica
 from gateway.policy.schema import Health
 
 KEY: Key = ("m", "1")
@@ -233,6 +234,23 @@ def test_figures_are_means_between_pages_and_a_restart_counts_from_zero() -> Non
     it.scraped(read_page(_page(success=2, count=2, execs=2, queue=20, compute=6000, pending=1), ONLY_M), 109.0)
     view = it.view().models[KEY]
     assert (view.queue_us, view.compute_us, view.batch_fill) == (10.0, 3000.0, 1.0)
+
+
+def test_counters_of_an_earlier_life_are_not_compared_with_those_of_the_next() -> None:
+    it = serving()
+    it.scraped(read_page(_page(success=10, count=10, execs=10, queue=1000, compute=1000, pending=0), ONLY_M), 105.0)
+    it.not_live("refused", 106.0, 106.1, answered=False, lost=True)
+    it.live(107.0)
+    it.index([entry()], 107.0, 107.1)
+    it.readiness(KEY, True, 107.1, 107.2)
+    it.scraped(read_page(_page(success=20, count=20, execs=20, queue=9000, compute=9000, pending=0), ONLY_M), 108.0)
+    assert it.view().models[KEY].queue_us is None
+
+
+def test_warming_twice_changes_nothing() -> None:
+    it = serving()
+    it.warmed(KEY, it.models[KEY].epoch, "again", 200.0)
+    assert (it.models[KEY].note, it.models[KEY].warmed_s) == ("3 calls", 104.0)
 
 
 def test_series_of_an_unloaded_version_are_not_believed() -> None:

@@ -143,6 +143,17 @@ def test_what_is_appended_wins_over_whatever_the_caller_named(
     assert (head.model_name, head.model_version) == (model, "7")
 
 
+async def test_an_answer_that_is_no_message_is_said_to_be_that_and_not_another_version() -> None:
+    call = make_call()
+    connections, result = await send(returns(b"\xff\xff"), call)
+    assert isinstance(result, GatewayError)
+    assert result.reason is Reason.UPSTREAM_BROKEN
+    assert "not a valid response" in result.message
+    assert call.trail.attempts[0].outcome is Outcome.BROKEN
+    assert connections.hints == [(REPLICA, "m", "3")]
+    assert not connections.answers
+
+
 async def test_a_call_without_time_is_not_sent() -> None:
     async def infer(message: bytes, metadata: Metadata, timeout_s: float) -> bytes:
         raise AssertionError("it was sent")
@@ -157,7 +168,7 @@ async def test_a_call_without_time_is_not_sent() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "served"),
-    [(answer(version="4"), "4"), (answer(model="other"), "3"), (answer(version=""), ""), (b"\xff\xff", "")],
+    [(answer(version="4"), "4"), (answer(model="other"), "3"), (answer(version=""), "")],
 )
 async def test_an_answer_that_is_not_the_routed_versions_is_not_used(wrong: bytes, served: str) -> None:
     call = make_call()
