@@ -134,7 +134,7 @@ async def test_the_page_is_made_once_for_all_who_wait_and_kept_for_half_a_second
             await page.get()
             assert made == 2
     finally:
-        workers.close()
+        await workers.aclose(5.0)
 
 
 async def test_a_scraper_that_leaves_does_not_take_the_page_from_the_others() -> None:
@@ -156,7 +156,7 @@ async def test_a_scraper_that_leaves_does_not_take_the_page_from_the_others() ->
             assert b"sluice_build_info" in await stayer
     finally:
         gate.set()
-        workers.close()
+        await workers.aclose(5.0)
 
 
 # --- the admin port ---------------------------------------------------------------------------------------------------

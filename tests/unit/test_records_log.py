@@ -139,7 +139,7 @@ async def test_a_hanging_store_holds_nobody_up_and_memory_stays_level() -> None:
         assert done["written"] + told == done["offered"] == 5001
     finally:
         store.gate.set()
-        workers.close()
+        await workers.aclose(5.0)
 
 
 async def test_a_store_that_hangs_until_the_end_does_not_stop_the_end() -> None:
@@ -160,7 +160,7 @@ async def test_a_store_that_hangs_until_the_end_does_not_stop_the_end() -> None:
         assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     finally:
         store.gate.set()
-        workers.close()
+        await workers.aclose(5.0)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ async def test_a_flush_job_that_is_cancelled_in_the_middle_of_a_write_doubles_no
         assert [json.loads(line)["request_id"] for line in store.lines] == ["r-1", "r-2"]
     finally:
         store.gate.set()
-        workers.close()
+        await workers.aclose(5.0)
 
 
 async def test_a_record_that_cannot_be_rendered_leaves_a_line_without_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +331,7 @@ async def test_offer_and_reserve_never_wait_while_a_write_is_out() -> None:
             store.gate.set()
     finally:
         store.gate.set()
-        workers.close()
+        await workers.aclose(5.0)
 
 
 async def test_readings_carry_the_counts() -> None:

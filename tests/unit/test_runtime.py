@@ -77,15 +77,16 @@ async def test_a_cancellation_from_outside_wins_over_a_scope_that_fires_in_the_s
     clock = SystemClock()
     wheel = TimerWheel(clock)
     entered = asyncio.Event()
+    at_s = clock.now_s() + 0.05
 
     async def work() -> None:
-        with DeadlineScope(wheel, clock.now_s() + 0.02):
+        with DeadlineScope(wheel, at_s):
             entered.set()
             await asyncio.Event().wait()
 
     task = asyncio.ensure_future(work())
     await entered.wait()
-    wheel.call_later(0.02, task.cancel)
+    wheel.call_at(at_s, task.cancel)
     await asyncio.wait((task,))
     assert task.cancelled(), "the outside asked for an end; it must get one"
 
