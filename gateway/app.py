@@ -1,7 +1,7 @@
 """The application: an assembly with ports on it, from the first address to the last record.
 
 The order of the start: everything that can be wrong with the machine first (records, keys, ports), then readiness.
-The order of the end, on SIGTERM or SIGINT: say "not ready" and go on serving for `drain.announce_s`, so that
+The order of the end, on SIGTERM, SIGINT or SIGHUP: say "not ready" and go on serving for `drain.announce_s`, so that
 balancers look elsewhere; then take nothing new and let calls in flight end, for `drain.finish_s` at the most; then
 write the last records. A second signal ends at once.
 """
@@ -20,7 +20,6 @@ from typing import Any
 
 from gateway.admin.fleet import FleetState
 from gateway.admin.health import MetricsPage
-from gateway.admin.listen import ListenError as AdminListenError
 from gateway.admin.server import AdminServers
 from gateway.admin.server import start as start_admin
 from gateway.admin.token import TokenError, ensure_token
@@ -31,7 +30,6 @@ from gateway.edge.grpc_server import GrpcServer
 from gateway.edge.headers import HeaderReader
 from gateway.edge.http_server import HttpServer
 from gateway.edge.key_watch import KeyWatch
-from gateway.edge.listen import ListenError
 from gateway.fleet.dns import SystemResolver
 from gateway.fleet.grpcio_client import GrpcioConnector, GrpcioOptions
 from gateway.policy.keys import AnonymousAuthenticator
@@ -41,6 +39,7 @@ from gateway.records.file_store import FileStore, breathe
 from gateway.runtime.chance import Chance
 from gateway.runtime.clock import SystemClock
 from gateway.runtime.files import SystemFiles
+from gateway.runtime.listen import ListenError
 from gateway.runtime.workers import ThreadWorkers
 
 _log = logging.getLogger("sluice")
@@ -132,7 +131,7 @@ class App:
             await self._record_workers.run(self._store.open)
             self.assembly.start()
             await self._listen()
-        except (OSError, ListenError, AdminListenError, PolicyError) as error:
+        except (OSError, ListenError, PolicyError) as error:
             await self.aclose()
             raise StartError(str(error)) from error
         except BaseException:
@@ -202,6 +201,8 @@ class App:
             state="draining" if self.assembly.draining else "serving",
             policy_revision=self.policies.revision,
             version=VERSION,
+            pools=self.assembly.directory.pools(now_s),
+            members=self.assembly.directory.members(),
             statistics=statistics,
         )
 
@@ -246,15 +247,28 @@ async def serve(policies: PolicySet) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
+
+    def on_hangup() -> None:
+        # The terminal is gone, or somebody hopes that it reads the policies again; unhandled it would cut calls off.
+        # Never a second signal: a shell that ends sends it once more.
+        if not stop.is_set():
+            on_signal(signal.SIGHUP)
+
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
     await app.start()
     # What exists now lives as long as the process: the collector need not look at it again and again.
     gc.collect()
     gc.freeze()
     await stop.wait()
-    clean = await app.drain()
+    clean = False
+    try:
+        clean = await app.drain()
+    except Exception:
+        _log.exception("draining failed; the last records are written all the same")
     figures = await app.aclose()
     _log.info("ended: %s", figures)
-    code = 0 if clean and figures.get("balanced", True) else 1
+    whole = figures.get("balanced", True) and not figures.get("dropped", {}).get("unwritten")
+    code = 0 if clean and whole else 1
     if app.hanging:
         logging.shutdown()
         os._exit(1)

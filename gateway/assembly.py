@@ -72,16 +72,21 @@ class _Records:
         self, call: Call, outcome: Outcome, error: GatewayError | None, answer: bytes | None, now_s: float
     ) -> None:
         policy = self._models.get(call.model)
-        record = PredictionRecord(
-            call,
-            outcome,
-            error,
-            answer,
-            now_s,
-            tensors="none" if policy is None else policy.records.tensors,
-            impact="" if policy is None or outcome is Outcome.OK else policy.impact,
-        )
         reservation, call.reservation = call.reservation, None
+        try:
+            record = PredictionRecord(
+                call,
+                outcome,
+                error,
+                answer,
+                now_s,
+                tensors="none" if policy is None else policy.records.tensors,
+                impact="" if policy is None or outcome is Outcome.OK else policy.impact,
+            )
+        except BaseException:
+            if isinstance(reservation, Reservation):
+                reservation.release()
+            raise
         if isinstance(reservation, Reservation):
             reservation.use(record)
         else:
@@ -156,7 +161,7 @@ class Assembly:
         """
         await self.directory.stop()
         figures = await self.record_log.aclose()
-        await self.supervisor.stop()
+        await self.supervisor.stop_all()
         self.wheel.close()
         return figures
 
@@ -170,11 +175,9 @@ class Assembly:
         return min(policy.limits.body_bytes_max for policy in self.policies.models.values())
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
-        """Everything that an operator may see, for the admin port."""
+        """What an operator may see besides the fleet, for the admin port."""
         return {
-            "policy_revision": self.policies.revision,
-            "draining": self.draining,
-            "fleet": self.directory.statistics(now_s),
+            "connections": self.directory.statistics(now_s),
             "admission": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.admissions.items())},
             "records": self.record_log.statistics(now_s),
             "body_memory": self.body_budget.statistics(now_s),

@@ -15,8 +15,8 @@ from gateway.core.snapshot import FleetSnapshot, GpuView, ModelView, Phases, Rep
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """What the document is made from, taken at one instant on the loop. `statistics` are ready-made mappings of plain
-    values by subject (`admission`, `records`, `jobs`, …); they must not change after they were handed over.
+    """What the document is made from, taken at one instant on the loop. `pools`, `members` and `statistics` are
+    ready-made mappings of plain values; they must not change after they were handed over.
     """
 
     snapshot: FleetSnapshot
@@ -27,16 +27,22 @@ class FleetState:
     """Of the gateway: `starting`, `serving`, `draining`."""
     policy_revision: str
     version: str
+    pools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By pool: how its addresses are found."""
+    members: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By replica: what does not stand in the snapshot."""
     statistics: Mapping[str, Any] = field(default_factory=dict)
+    """By subject: `admission`, `records`, `background`, …"""
 
 
 def fleet_document(state: FleetState, metrics_id: Callable[[str], str]) -> bytes:
     """Strict JSON. Phases are ages: seconds since the phase was reached, null where it was not. `metrics_id` gives the
     replica label of the metrics page.
     """
-    pools: dict[str, list[dict[str, Any]]] = {}
+    pools: dict[str, list[dict[str, Any]]] = {pool: [] for pool in state.pools}
     for replica in state.snapshot.replicas:
-        pools.setdefault(replica.pool, []).append(_replica(replica, state.now_s, metrics_id(replica.id)))
+        shown = _replica(replica, state.now_s, metrics_id(replica.id), state.members.get(replica.id, {}))
+        pools.setdefault(replica.pool, []).append(shown)
     models: dict[tuple[str, str, str], dict[str, int]] = {}
     for replica in state.snapshot.replicas:
         for model in replica.models.values():
@@ -50,7 +56,9 @@ def fleet_document(state: FleetState, metrics_id: Callable[[str], str]) -> bytes
             "time_s": state.wall_s,
         },
         "snapshot": state.snapshot.number,
-        "pools": {pool: {"replicas": replicas} for pool, replicas in sorted(pools.items())},
+        "pools": {
+            pool: {"addresses": state.pools.get(pool), "replicas": replicas} for pool, replicas in sorted(pools.items())
+        },
         "models": [
             {"pool": pool, "model": model, "version": version, "replicas": counts}
             for (pool, model, version), counts in sorted(models.items())
@@ -88,16 +96,18 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _replica(replica: ReplicaView, now_s: float, metrics_id: str) -> dict[str, Any]:
+def _replica(replica: ReplicaView, now_s: float, metrics_id: str, more: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": replica.id,
         "metrics_id": metrics_id,
         "address": replica.address,
         "state": replica.state.value,
+        "times_down": replica.times_down,
         "server_version": replica.server_version,
         "last_error": replica.last_error,
         "phases_age_s": _phases(replica.phases, now_s),
         "scrape_age_s": _age(replica.scraped_s, now_s),
+        **more,
         "gpus": [_gpu(gpu) for gpu in replica.gpus],
         "models": [_model(model, now_s) for _, model in sorted(replica.models.items())],
     }
@@ -109,6 +119,7 @@ def _model(model: ModelView, now_s: float) -> dict[str, Any]:
         "version": model.version,
         "state": model.state.value,
         "reason": model.reason,
+        "warmup": model.warmup,
         "slots": model.slots,
         "pending": model.pending,
         "queue_us": model.queue_us,

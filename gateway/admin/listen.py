@@ -7,7 +7,6 @@ Operators' ports see a few requests a minute. So a connection gets one answer an
 from __future__ import annotations
 
 import asyncio
-import errno
 import ipaddress
 import logging
 from collections.abc import Callable
@@ -15,14 +14,12 @@ from typing import cast
 
 from aiohttp import web
 
+from gateway.runtime.listen import listen_error, split_address
+
 CONNECTIONS_MAX = 64
 CONNECTION_AGE_S = 30.0
 
 _log = logging.getLogger("sluice.admin")
-
-
-class ListenError(Exception):
-    """A port cannot be opened; the text names it, the policy's key, and what to do."""
 
 
 class _Refusal(asyncio.Protocol):
@@ -85,7 +82,7 @@ class Listener:
             listener._server = await loop.create_server(listener._connect, host, port, reuse_address=True)
         except OSError as error:
             await runner.cleanup()
-            raise ListenError(_cannot(address, key, error)) from error
+            raise listen_error(address, key, error) from error
         return listener
 
     @property
@@ -113,12 +110,6 @@ class Listener:
         return _Guarded(self, handler())
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """`host:port`, where an IPv6 address stands in brackets."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
 def is_loopback(host: str) -> bool:
     """Whether `host` can only be reached from this machine."""
     if host == "localhost":
@@ -127,12 +118,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _cannot(address: str, key: str, error: OSError) -> str:
-    port = address.rpartition(":")[2]
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} ({address}) is in use: stop what listens there, or set `{key}` in fleet.yaml"
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return f"port {port} ({address}) may not be opened by this user: set `{key}` in fleet.yaml to one above 1023"
-    return f"{address} cannot be listened on ({error.strerror or error}): set `{key}` in fleet.yaml"

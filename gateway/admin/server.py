@@ -15,8 +15,9 @@ from aiohttp import web
 
 from gateway.admin.fleet import FleetState, fleet_document, json_bytes
 from gateway.admin.health import metrics_app
-from gateway.admin.listen import Listener, is_loopback, split_address
+from gateway.admin.listen import Listener, is_loopback
 from gateway.admin.token import same
+from gateway.runtime.listen import split_address
 from gateway.runtime.workers import Workers
 
 _log = logging.getLogger("sluice.admin")

@@ -39,11 +39,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    address = urllib.parse.urlsplit(arguments.url)
-    if address.scheme != "http" or not address.hostname:
+    try:
+        address = urllib.parse.urlsplit(arguments.url)
+        host, port = address.hostname, address.port or 80
+    except ValueError:
+        host = None
+    if host is None or address.scheme != "http":
         return fail(f"--url: {arguments.url!r} is not an address like http://127.0.0.1:8000")
+    if arguments.timeout_ms is not None and arguments.timeout_ms < 1:
+        return fail("--timeout-ms must be 1 or more")
     wait_s = 10.0 + (arguments.timeout_ms or 60_000) / 1000
-    connection = http.client.HTTPConnection(address.hostname, address.port or 80, timeout=wait_s)
+    connection = http.client.HTTPConnection(host, port, timeout=wait_s)
     base = "/v2/models/" + urllib.parse.quote(arguments.model, safe="")
     if arguments.version:
         base += "/versions/" + urllib.parse.quote(arguments.version, safe="")
@@ -58,6 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
         text = response.read()
     except ValueError as error:
         return fail(str(error))
+    except http.client.HTTPException as error:
+        return fail(f"what answers at {arguments.url} is not the gateway's HTTP port ({error!r})", 1)
     except OSError as error:
         return fail(f"no gateway answers at {arguments.url} ({error}); is `sluice serve` or `sluice demo` running?", 1)
     finally:
@@ -66,10 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
     told = {name.lower(): value for name, value in response.getheaders()}
     explanation = _parsed(told.get("x-sluice-explain", "{}").encode())
     if arguments.json:
-        write_json(
-            arguments.json,
-            {"status": response.status, "headers": told, "explanation": explanation, "answer": answer},
-        )
+        document = {"status": response.status, "headers": told, "explanation": explanation, "answer": answer}
+        try:
+            write_json(arguments.json, document)
+        except OSError as error:
+            return fail(f"--json: {arguments.json} cannot be written ({error.strerror})")
     if arguments.json != "-":
         print("\n".join(_story(arguments.model, response.status, told, explanation, answer)))
     return 0 if response.status == 200 else 1
@@ -83,8 +92,11 @@ def _body(
             raise ValueError("--request and --input exclude each other: the file is the whole request")
         if arguments.request == "-":
             return sys.stdin.buffer.read()
-        with open(arguments.request, "rb") as file:
-            return file.read()
+        try:
+            with open(arguments.request, "rb") as file:
+                return file.read()
+        except OSError as error:
+            raise ValueError(f"--request: {arguments.request} cannot be read ({error.strerror})") from error
     given = dict(_pair(word) for word in arguments.input)
     connection.request("GET", base, headers=key)
     response = connection.getresponse()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gateway.core.errors import Reason
+from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 
 Metadata = tuple[tuple[str, str], ...]
@@ -121,6 +121,7 @@ class Call:
         "arrived_wall_s",
         "body_bytes",
         "body_id",
+        "cut",
         "deadline_s",
         "explain",
         "identity",
@@ -180,6 +181,8 @@ class Call:
         """Absolute, monotonic; set by the deadline layer."""
         self.abandoned = False
         """The edge sets this before it cancels the call's task because the caller left."""
+        self.cut: GatewayError | None = None
+        """The edge sets this before it cancels the call's task because the gateway stops: what the caller is told."""
         self.permit = ""
         """The replica on which admission granted a slot; set while the call holds it."""
         self.reservation: object | None = None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from gateway.core.call import Identity, Metadata
 from gateway.core.snapshot import FleetSnapshot
@@ -155,9 +155,3 @@ class Catalogue(Protocol):
     def model_metadata(self, model: str, version: str) -> bytes: ...
 
     def model_config(self, model: str, version: str) -> ModelConfigBytes: ...
-
-
-class View(Protocol):
-    """Something that can show its state to an operator."""
-
-    def statistics(self, now_s: float) -> Mapping[str, Any]: ...

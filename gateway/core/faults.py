@@ -84,19 +84,48 @@ CANCELLED, …).
 """
 
 STOPPING = "Server exiting"
-"""What a server that was told to stop answers to control calls, liveness included, while it finishes its last requests."""
+"""What a server that was told to stop answers to control calls, liveness included, while it finishes its last
+requests.
+"""
 
 _TRANSPORT = Row(None, "", Outcome.TRANSPORT, Reason.UPSTREAM_LOST, Code.UNAVAILABLE)
 _EXPIRED = Row(None, "", Outcome.EXPIRED, Reason.DEADLINE)
+_TOO_LARGE = Row(None, "", Outcome.CALLER_FAULT, Reason.TOO_LARGE)
+"""The gateway's own gRPC library refused a message for its size, on the way out or back: the replica is well, and any
+other would be asked for the same bytes.
+"""
 
-_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|\b\d{1,3}(?:\.\d{1,3}){3}|\b[\w.-]+(?=:\d{2,5}\b))(?::\d{1,5})?")
-_PATH = re.compile(r"(?<![\w/])/(?:[\w.@+-]+/)+[\w.@+-]*")
+_TOKEN = r"[^\s'\"<>|()\[\]{},;]"
+_ADDRESS = re.compile(
+    rf"""
+    (?<![\w+.-])[A-Za-z][\w+.-]*+://{_TOKEN}*+                             # a URL, of a bucket or a file too
+    | \[(?=[0-9a-fA-F]*:[0-9a-fA-F]*:)[0-9a-fA-F:.]++(?:%\w++)?\](?::\d{{1,5}})?   # [2001:db8::1]:8001
+    | %5B[0-9a-fA-F:.]++(?:%\w*?)??%5D(?::\d{{1,5}})?                     # the same as gRPC writes it
+    | (?<![\w:.])(?=[0-9a-fA-F:]*::|(?:[0-9a-fA-F]{{1,4}}:){{7}})[0-9a-fA-F:.]++(?:%\w++)?(?!\w)    # 2001:db8::1
+    | (?<![\d.])\d{{1,3}}(?:\.\d{{1,3}}){{3}}(?!\d)(?::\d{{1,5}})?           # 10.0.0.1:8001
+    | (?<![\w.-])(?=[\w.-]*[A-Za-z])[\w.-]++:\d{{2,5}}\b(?!\.\d|:\d)      # host:8001
+    | (?<![\w.-])(?:[\w-]++\.)+
+      (?:com|net|org|local|localdomain|localhost|internal|intranet|lan|corp|svc|consul)(?![\w-])
+    """,
+    re.VERBOSE,
+)
+_PATH = re.compile(
+    rf"""
+    (?<![A-Za-z0-9_/])/++{_TOKEN}{{3,}}+        # /opt/models/fraud, //host/share
+    | (?<!\w)[A-Za-z]:[\\/]{_TOKEN}++            # C:\\models
+    | \\\\[\w.-]++\\{_TOKEN}*+                   # \\\\host\\share
+    """,
+    re.VERBOSE,
+)
+"""Both in time linear in the text: callers can have models write what they like into it."""
 _TEXT_MAX = 1024
 
 
 def classify(fault: UpstreamFault) -> Row:
     """The row for `fault`. Never raises."""
     if not fault.from_peer:
+        if fault.code is Code.RESOURCE_EXHAUSTED:
+            return _TOO_LARGE
         return _EXPIRED if fault.code is Code.DEADLINE_EXCEEDED else _TRANSPORT
     for row in ROWS:
         if (row.code is None or row.code is fault.code) and row.text in fault.text:
@@ -106,9 +135,10 @@ def classify(fault: UpstreamFault) -> Row:
 
 def public_text(text: str) -> str:
     """Triton's error text as a caller may see it: up to the first line break, without addresses and file paths, at
-    most 1024 characters.
+    most 1024 characters. A host's name alone is known by its last label only, a relative path not at all.
     """
-    line = text.splitlines()[0] if text.splitlines() else ""
+    lines = text.splitlines()
+    line = lines[0] if lines else ""
     line = _PATH.sub("(path)", _ADDRESS.sub("(address)", line))
     return line[:_TEXT_MAX]
 
@@ -116,6 +146,8 @@ def public_text(text: str) -> str:
 def to_error(fault: UpstreamFault, row: Row) -> GatewayError:
     """What the caller gets for an attempt that ended in `row`."""
     code = fault.code if row.as_code is None else row.as_code
+    if row is _TOO_LARGE:
+        return GatewayError(row.reason, "the request or its answer is larger than a message to a model server may be")
     if row.outcome is Outcome.TRANSPORT:
         return GatewayError(row.reason, "the connection to the model server broke before it answered", code)
     if row.outcome is Outcome.REFUSED:

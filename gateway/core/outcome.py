@@ -33,7 +33,7 @@ class Outcome(enum.Enum):
     EXPIRED = "expired"
     """The call's deadline passed while the attempt was out."""
     ABANDONED = "abandoned"
-    """The caller left."""
+    """The caller left, or the gateway stops and cuts the call off."""
     SUPERSEDED = "superseded"
     """Another attempt of the same call won."""
     GATEWAY_FAULT = "gateway_fault"

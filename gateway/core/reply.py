@@ -42,11 +42,13 @@ class Reply:
         if self._closed:
             raise RuntimeError("a reply ends once; this one was closed twice")
         self._closed = True
+        # Let go of the closers: one that refers to its reply would keep the message until the collector comes by.
+        closers, self._closers = self._closers, None
         failure: BaseException | None = None
-        for closer in reversed(self._closers or ()):
+        for closer in reversed(closers or ()):
             try:
                 closer(outcome)
-            except Exception as error:
+            except BaseException as error:
                 failure = failure or error
         if failure is not None:
             raise failure

@@ -58,6 +58,8 @@ class ModelView:
     state: ModelState
     slots: int = 0
     reason: str = ""
+    warmup: str = ""
+    """How it was warmed, or why not."""
     phases: Phases = Phases()
     pending: int | None = None
     """Triton's own count of requests that wait there, from the last scrape; None if unknown."""
@@ -79,7 +81,9 @@ class GpuView:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """One server process. `id` is `pool/host:port`; `models` is keyed by (name, version)."""
+    """One server process. `id` is `pool/host:port`; `models` is keyed by (name, version); `times_down` counts how often
+    it was found gone after it had been there.
+    """
 
     id: str
     pool: str
@@ -90,6 +94,7 @@ class ReplicaView:
     gpus: tuple[GpuView, ...] = ()
     server_version: str = ""
     last_error: str = ""
+    times_down: int = 0
     scraped_s: float | None = None
 
 

@@ -41,4 +41,9 @@ def newest(versions: Sequence[str], allowed: frozenset[str] | None) -> str | Non
     without a version.
     """
     chosen = [version for version in versions if allowed is None or version in allowed]
-    return max(chosen, key=int, default=None)
+    return max(chosen, key=_number, default=None)
+
+
+def _number(version: str) -> tuple[int, str]:
+    # A server that is no Triton may have other versions, `v0.1` say. They come last, and stop nobody else's.
+    return (int(version), "") if version.isdecimal() else (-1, version)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+from gateway.core import header_names
 from gateway.core.errors import GatewayError, Reason
 from gateway.edge import headers
 from gateway.edge.deviations import DEVIATIONS
@@ -72,31 +73,31 @@ def _methods() -> str:
 
 _IN = (
     (
-        headers.REQUEST_ID,
+        header_names.REQUEST_ID,
         f"The call's id in records, logs and the answer: 1 to {headers.REQUEST_ID_CHARS_MAX} printable ASCII "
         "characters, else 400. Made if absent. The body's `id` is another thing; neither fills the other.",
     ),
     (
-        headers.TIMEOUT_MS,
+        header_names.TIMEOUT_MS,
         f"The caller's budget, whole milliseconds from 1 to {headers.TIMEOUT_MS_MAX}; anything else 400. Shortens what "
         "the policy allows, never raises it. gRPC callers use `grpc-timeout`.",
     ),
     (
-        f"{headers.API_KEY}, or authorization: Bearer",
+        f"{header_names.API_KEY}, or authorization: Bearer",
         "The caller's key. Two different ones: 400. Other schemes of `authorization` are ignored.",
     ),
     (
-        headers.TRACEPARENT + ", " + headers.TRACESTATE,
+        header_names.TRACEPARENT + ", " + header_names.TRACESTATE,
         "W3C trace context: passed on byte for byte if valid, dropped without an error if not.",
     ),
     (
-        headers.EXPLAIN,
+        header_names.EXPLAIN,
         "`1`: the answer carries the call's path as JSON in the header of the same name; replicas under stand-in names "
         "unless the key has `may_explain`.",
     ),
 )
 _OUT = (
-    (headers.REQUEST_ID, "The call's id. On every response."),
+    (header_names.REQUEST_ID, "The call's id. On every response."),
     ("x-sluice-model", "The model asked for. Like every name here percent-encoded where it is not visible ASCII."),
     (
         "x-sluice-model-version",
@@ -106,7 +107,7 @@ _OUT = (
     ("x-sluice-cache", "`bypass`: there is no cache yet."),
     ("x-sluice-attempts", "How many times the call was sent to a model server."),
     ("x-sluice-reason", "Why there is no answer: a reason of the table below."),
-    (headers.EXPLAIN, "On request."),
+    (header_names.EXPLAIN, "On request."),
     ("retry-after", "On 429 and 503: whole seconds, jittered. gRPC: `grpc-retry-pushback-ms`, when shed."),
     ("www-authenticate", "On 401."),
     ("allow", "On 405."),
@@ -114,8 +115,8 @@ _OUT = (
 
 
 def _headers() -> str:
-    never = ", ".join(f"`{name}`" for name in sorted(headers.NEVER_FORWARDED))
-    prefixes = ", ".join(f"`{prefix}*`" for prefix in headers.NEVER_PREFIXES if prefix != ":")
+    never = ", ".join(f"`{name}`" for name in sorted(header_names.NEVER_FORWARDED))
+    prefixes = ", ".join(f"`{prefix}*`" for prefix in header_names.NEVER_PREFIXES if prefix != ":")
     not_yet = ", ".join(f"`{name}`" for name in sorted(headers.NOT_YET))
     return (
         "## Headers\n\nOver gRPC the same names are metadata.\n\n"

@@ -36,8 +36,8 @@ class Explainer:
         trail = call.trail
         story: dict[str, Any] = {
             "request_id": call.request_id,
-            "model": call.model,
-            "version_asked": call.version,
+            "model": call.model[:TEXT_CHARS_MAX],
+            "version_asked": call.version[:TEXT_CHARS_MAX],
             "version_routed": trail.version_routed,
             "version_served": trail.version_served,
             "routed_by": trail.routed_by,

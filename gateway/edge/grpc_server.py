@@ -12,7 +12,6 @@ The data-plane issue puts our own HTTP/2 behind the same face: `start`, `begin_d
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -28,12 +27,13 @@ from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.core.service import Service
 from gateway.edge.explain import Explainer
+from gateway.edge.grpc_listener import GrpcListener, why_not
 from gateway.edge.grpc_methods import CONTROL_METHODS, HEALTH_CHECK, INFER, REFUSED, SERVICE
 from gateway.edge.headers import ClientHeaders, HeaderReader, response_headers
-from gateway.edge.listen import listen_error, split_address
 from gateway.edge.observer import EdgeObserver
 from gateway.policy.schema import GrpcLimits
 from gateway.runtime.clock import Clock
+from gateway.runtime.listen import listen_error, split_address
 from gateway.wire.http_path import is_version
 from gateway.wire.kserve.metadata import decode_model_request, encode_bool
 from gateway.wire.kserve.request_view import read_head, shared_memory_refused
@@ -59,7 +59,9 @@ _GOOD_HEALTH, _BAD_HEALTH = b"\x08\x01", b"\x08\x02"
 
 _OVERLOADS = frozenset({Reason.QUEUE_FULL, Reason.BODY_MEMORY, Reason.UPSTREAM_QUEUE_FULL, Reason.RECORD_FULL})
 _EXPIRY_GRACE_S = 0.02
-"""A handler that is cancelled this close to its call's deadline was cancelled by the deadline, not by the caller."""
+"""A handler that is cancelled this close to its RPC's deadline was cancelled by the deadline, not by the caller."""
+_CUT_GRACE_S = 1.0
+"""After the drain limit, this long for the errors that cut calls short to be written."""
 
 
 class GrpcServer:
@@ -87,15 +89,27 @@ class GrpcServer:
         self._limits = limits
         self._observer = observer
         self._clock = clock
-        self._tasks: set[asyncio.Task[Reply]] = set()
-        self._server: grpc.aio.Server | None = None
+        self._calls: dict[asyncio.Task[Reply], Call] = {}
+        self._handlers = 0
+        self._no_handler = asyncio.Event()
+        self._no_handler.set()
+        self._server: GrpcListener | None = None
         self._draining: asyncio.Future[None] | None = None
 
     async def start(self, address: str) -> str:
         """Listen on `address` (`host:port`; port 0 takes a free one). Returns the address in use. Raises
         `ListenError`.
         """
-        host, _ = split_address(address)
+        host, wanted = split_address(address)
+        listener = GrpcListener(self._library_server, lambda: self._observer.internal_fault("grpc"))
+        try:
+            port = await listener.start(f"[{host}]" if ":" in host else host, wanted)
+        except RuntimeError as error:
+            raise listen_error(address, LISTEN_KEY, why_not(host, wanted)) from error
+        self._server = listener
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def _library_server(self) -> grpc.aio.Server:
         limit = self._limits.message_bytes_max
         server = grpc.aio.server(
             options=(
@@ -110,13 +124,7 @@ class GrpcServer:
             maximum_concurrent_rpcs=self._limits.streams_max,
         )
         server.add_generic_rpc_handlers((_Methods(self),))
-        try:
-            port = server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise listen_error(address, LISTEN_KEY, OSError(errno.EADDRINUSE, "address in use")) from error
-        await server.start()
-        self._server = server
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return server
 
     def begin_drain(self) -> None:
         """Take no new calls; those in flight go on."""
@@ -124,14 +132,27 @@ class GrpcServer:
             self._draining = asyncio.ensure_future(self._server.stop(_DRAIN_FOREVER_S))
 
     async def wait_closed(self, limit_s: float) -> bool:
-        """Wait until every call has ended; cut off what is left after `limit_s`. Returns whether none was left."""
+        """Wait until every call has ended. After `limit_s` calls still running end with `draining`, and what then
+        remains is cut off. Returns whether none was left at the limit.
+        """
         self.begin_drain()
         clean = True
         if self._draining is not None:
             done, _ = await asyncio.wait((self._draining,), timeout=limit_s)
             clean = bool(done)
+            if not clean:
+                _log.warning("%d calls are left after %g s of draining; they are ended", self._handlers, limit_s)
+                self._cut()
+                await asyncio.wait((self._draining,), timeout=_CUT_GRACE_S)
         await self.aclose()
         return clean
+
+    def _cut(self) -> None:
+        for task, call in tuple(self._calls.items()):
+            call.cut = GatewayError(
+                Reason.DRAINING, "the gateway is shutting down; send the call again", retry_after_s=1.0
+            )
+            task.cancel()
 
     async def aclose(self) -> None:
         """Stop at once and wait until every call has ended."""
@@ -141,33 +162,37 @@ class GrpcServer:
         if self._draining is not None:
             await asyncio.wait((self._draining,))
             self._draining = None
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        # The handlers and not the calls' tasks: a handler closes its reply, and with it the record, after the task.
+        await self._no_handler.wait()
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
-        return {"calls": len(self._tasks), "draining": self._draining is not None}
+        return {"calls": self._handlers, "draining": self._draining is not None}
 
     # --- control methods: answered by the catalogue --------------------
 
     async def control(self, method: str, message: bytes, context: Context) -> bytes:
         name = method.removeprefix(SERVICE)
         code = Code.OK
+        headers = self._headers(context)
+        request_id = ("x-request-id", headers.request_id)
         try:
-            return self._control(name, message, context)
+            answer = self._control(name, message, headers)
+            await context.send_initial_metadata((request_id,))
+            return answer
         except GatewayError as error:
             code = error.code
-            await self._abort(context, error, (("x-sluice-reason", error.reason.label),))
+            await self._abort(context, error, (request_id, ("x-sluice-reason", error.reason.label)))
             raise AssertionError("abort raises") from error
         except Exception as error:
             code = Code.INTERNAL
             self._observer.internal_fault("grpc")
             _log.exception("answering %s failed", method)
-            await self._abort(context, _internal(), (("x-sluice-reason", Reason.INTERNAL.label),))
+            await self._abort(context, _internal(), (request_id, ("x-sluice-reason", Reason.INTERNAL.label)))
             raise AssertionError("abort raises") from error
         finally:
             self._observer.request_without_call("grpc", name if method != HEALTH_CHECK else "Health/Check", code.name)
 
-    def _control(self, name: str, message: bytes, context: Context) -> bytes:
+    def _control(self, name: str, message: bytes, headers: ClientHeaders) -> bytes:
         catalogue = self._catalogue
         if name == "ServerLive":
             return encode_bool(catalogue.server_live())
@@ -181,7 +206,6 @@ class GrpcServer:
             _check_version(version)
         if name == "ModelReady":
             return encode_bool(self._model_ready(model, version))
-        headers = self._headers(context)
         if headers.fault is not None:
             raise headers.fault
         identity = self._authenticator.identify(headers.api_key)
@@ -202,9 +226,26 @@ class GrpcServer:
                 return False
             raise
 
+    async def refused(self, name: str, text: str, context: Context) -> None:
+        """A method that is not served. Never returns."""
+        self._observer.request_without_call("grpc", name, Code.UNIMPLEMENTED.name)
+        error = GatewayError(Reason.UNSUPPORTED, text)
+        request_id = ("x-request-id", self._headers(context).request_id)
+        await self._abort(context, error, (request_id, ("x-sluice-reason", error.reason.label)))
+
     # --- inference --------------------
 
     async def infer(self, message: bytes, context: Context) -> bytes:
+        self._handlers += 1
+        self._no_handler.clear()
+        try:
+            return await self._infer(message, context)
+        finally:
+            self._handlers -= 1
+            if not self._handlers:
+                self._no_handler.set()
+
+    async def _infer(self, message: bytes, context: Context) -> bytes:
         now_s = self._clock.now_s()
         remaining_s = context.time_remaining()
         headers = self._headers(context)
@@ -221,9 +262,10 @@ class GrpcServer:
             explain=headers.explain,
             protocol="grpc",
         )
-        if not self._budget.try_reserve(len(message)):
-            self._observer.request_without_call("grpc", "ModelInfer", Code.RESOURCE_EXHAUSTED.name)
-            await self._refuse(context, call, GatewayError(Reason.BODY_MEMORY, Reason.BODY_MEMORY.meaning))
+        refusal = headers.fault
+        held = self._budget.try_reserve(len(message))
+        if not held and refusal is None:
+            refusal = GatewayError(Reason.BODY_MEMORY, Reason.BODY_MEMORY.meaning, retry_after_s=1.0)
         try:
             try:
                 self._read(call, message)
@@ -231,11 +273,12 @@ class GrpcServer:
                 # Bytes that are no message never became a call: no model, no record, only this count.
                 self._observer.request_without_call("grpc", "ModelInfer", error.code.name)
                 await self._refuse(context, call, error)
-            if headers.fault is not None:
-                call.message, call.receive = None, _refusal_of(headers.fault)
+            if refusal is not None:
+                call.message, call.receive = None, _refusal_of(refusal)
             return await self._run(call, context)
         finally:
-            self._budget.release(len(message))
+            if held:
+                self._budget.release(len(message))
 
     @staticmethod
     def _read(call: Call, message: bytes) -> None:
@@ -253,15 +296,17 @@ class GrpcServer:
 
     async def _run(self, call: Call, context: Context) -> bytes:
         task = asyncio.get_running_loop().create_task(_guarded(self._service, call))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._calls[task] = call
+        task.add_done_callback(self._calls.pop)
         try:
             # `wait` and not `await task`: it raises CancelledError only if this handler itself is cancelled.
             await asyncio.wait((task,))
         except asyncio.CancelledError:
-            await self._caller_left(call, task)
+            await self._caller_left(call, task, context)
             raise
         if task.cancelled():
+            if call.cut is not None:
+                await self._refuse(context, call, call.cut)
             self._observer.internal_fault("grpc")
             _log.error("call %s was cancelled inside the gateway; the caller gets INTERNAL", call.request_id)
             await self._refuse(context, call, _internal())
@@ -282,9 +327,11 @@ class GrpcServer:
             await self._refuse(context, call, _internal())
             raise AssertionError("abort raises") from None
 
-    async def _caller_left(self, call: Call, task: asyncio.Task[Reply]) -> None:
+    async def _caller_left(self, call: Call, task: asyncio.Task[Reply], context: Context) -> None:
         """End the call's task for a handler that was cancelled, and wait until everything it held is free."""
-        if call.deadline_s - self._clock.now_s() > _EXPIRY_GRACE_S:
+        remaining_s = context.time_remaining()
+        expires = remaining_s is not None and remaining_s <= _EXPIRY_GRACE_S
+        if not expires or call.deadline_s - self._clock.now_s() > _EXPIRY_GRACE_S:
             call.abandoned = True
             task.cancel()
         # Otherwise the deadline is passing this moment: the call's own scope ends it, and is right about the reason.
@@ -298,8 +345,8 @@ class GrpcServer:
             await self._refuse(
                 context, call, GatewayError(Reason.DEADLINE, "the deadline passed before the answer could be written")
             )
-        pairs = response_headers(call, None, self._explanation(call, None))
         try:
+            pairs = response_headers(call, None, self._explanation(call, None))
             await context.send_initial_metadata(tuple(pair for pair in pairs if pair[0] in _INITIAL))
             context.set_trailing_metadata(tuple(pair for pair in pairs if pair[0] not in _INITIAL))
         except BaseException:
@@ -334,7 +381,8 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._infer = grpc.unary_unary_rpc_method_handler(server.infer)
         self._server = server
         self._control = {method: self._controlled(method) for method in (*CONTROL_METHODS, HEALTH_CHECK)}
-        self._refused = {method: self._refusal(text) for method, text in REFUSED.items()}
+        self._refused = {method: self._refusal(text, method.removeprefix(SERVICE)) for method, text in REFUSED.items()}
+        self._unknown = self._refusal("", "other")
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         method = handler_call_details.method
@@ -348,16 +396,11 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
-    def _refusal(self, text: str) -> Any:
+    def _refusal(self, text: str, name: str) -> Any:
         async def handle(messages: Any, context: Context) -> None:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, text, (("x-sluice-reason", Reason.UNSUPPORTED.label),))
+            await self._server.refused(name, text, context)
 
         return grpc.stream_stream_rpc_method_handler(handle)
-
-    @property
-    def _unknown(self) -> Any:
-        self._server._observer.request_without_call("grpc", "other", Code.UNIMPLEMENTED.name)
-        return self._refusal("")
 
 
 async def _guarded(service: Service, call: Call) -> Reply:
@@ -383,7 +426,7 @@ def _check_version(version: str) -> None:
     if version and not is_version(version):
         raise GatewayError(
             Reason.BAD_REQUEST,
-            f"model version '{version[:64]}' is not a version: versions are whole numbers such as '1'",
+            f"model version {version[:64]!r} is not a version: versions are whole numbers such as '1'",
         )
 
 

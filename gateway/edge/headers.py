@@ -14,18 +14,22 @@ from dataclasses import dataclass
 
 from gateway.core.call import Call, Metadata
 from gateway.core.errors import GatewayError, Reason
+from gateway.core.header_names import (
+    API_KEY,
+    EXPLAIN,
+    REQUEST_ID,
+    TIMEOUT_MS,
+    TRACEPARENT,
+    TRACESTATE,
+    never_forwarded,
+)
 
 Pairs = Iterable[tuple[str, str]]
 
-REQUEST_ID = "x-request-id"
-TIMEOUT_MS = "x-request-timeout-ms"
-API_KEY = "x-api-key"
-EXPLAIN = "x-sluice-explain"
-TRACEPARENT = "traceparent"
-TRACESTATE = "tracestate"
-
 REQUEST_ID_CHARS_MAX = 128
 TIMEOUT_MS_MAX = 86_400_000
+MODEL_CHARS_MAX = 255
+"""No model has a longer name, and over gRPC a caller's may be as long as a message: it would not fit any header."""
 FORWARD_BYTES_MAX = 12 * 1024
 """Forwarded names and values, counted as gRPC does (plus 32 a pair). Triton's gRPC server refuses from 16 KiB on and
 may from 8; the gateway says so itself, in the caller's terms."""
@@ -33,38 +37,6 @@ may from 8; the gateway says so itself, in the caller's terms."""
 NOT_YET = ("x-sluice-min-rung", "x-sluice-priority", "x-sluice-version")
 """Wishes that layers of a later set will grant. Refused by name: an ignored wish for a version would be answered by
 another version."""
-
-HOP_BY_HOP = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "http2-settings",
-    }
-)
-NEVER_FORWARDED = HOP_BY_HOP | {
-    "host",
-    "expect",
-    "accept-encoding",
-    "authorization",
-    API_KEY,
-    "cookie",
-    TIMEOUT_MS,
-    "user-agent",
-    "inference-header-content-length",
-    TRACEPARENT,
-    TRACESTATE,
-}
-"""Besides names that begin with one of `NEVER_PREFIXES`. `cookie` is a credential; `user-agent` belongs to whoever
-opens the connection, and gRPC's library writes its own. Trace context goes on whatever the policy forwards, once it
-is valid, and therefore not by this way."""
-NEVER_PREFIXES = ("content-", "x-sluice-", "proxy-", "grpc-", ":")
 
 _NAME = re.compile(r"[0-9a-z_.-]+\Z")
 _VALUE = re.compile(r"[\x20-\x7e]+\Z")
@@ -131,7 +103,7 @@ class HeaderReader:
         """What a header of this name is for: a sum of `_OURS` and `_ON`. Remembered, because names repeat."""
         text = name if isinstance(name, str) else name.decode("latin-1")
         use = _OURS if text in _OWN else 0
-        if text not in NEVER_FORWARDED and not text.startswith(NEVER_PREFIXES) and self._forwards(text):
+        if not never_forwarded(text) and self._forwards(text):
             use += _ON
         if len(self._use) >= _USES_MAX:
             self._use.clear()
@@ -305,8 +277,8 @@ def response_headers(call: Call, error: GatewayError | None = None, explanation:
     the call never got that far, nothing is said.
     """
     trail = call.trail
-    pairs = [("x-request-id", call.request_id)]
-    if call.model:
+    pairs = [(REQUEST_ID, call.request_id)]
+    if call.model and len(call.model) <= MODEL_CHARS_MAX:
         pairs.append(("x-sluice-model", header_text(call.model)))
     version = trail.version_served or trail.version_routed
     if version:

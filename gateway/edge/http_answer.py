@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
-from gateway.edge.headers import REQUEST_ID, header_text, response_headers
+from gateway.core.header_names import REQUEST_ID
+from gateway.edge.headers import header_text, response_headers
 from gateway.edge.status import RETRY_STATUSES, error_body, retry_after_s, status_of
 from gateway.wire.http1 import header_block
 from gateway.wire.kserve.http_response import HttpInferResponse
@@ -46,6 +47,16 @@ class Refusal:
 
 def _encoded(pairs: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
     return [(name.encode("ascii"), value.encode("ascii")) for name, value in pairs]
+
+
+class ReadyAnswer:
+    """A request that was answered without a call; its answer waits for its turn."""
+
+    __slots__ = ("answer", "wanted")
+
+    def __init__(self, answer: HttpAnswer) -> None:
+        self.answer = answer
+        self.wanted = False
 
 
 class HttpAnswers:

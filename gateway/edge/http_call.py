@@ -88,7 +88,7 @@ class CallKit:
     _summaries: dict[bytes, ModelConfigSummary] = field(default_factory=dict)
 
     def config_of(self, model: str, version: str) -> ModelConfigSummary:
-        document = self.catalogue.model_config(model, version).json
+        document = self.catalogue.model_config(model, version).proto
         summary = self._summaries.get(document)
         if summary is None:
             summary = summarise_config(document)
@@ -104,7 +104,6 @@ class HttpCall:
     __slots__ = (
         "_body_bytes",
         "_complete",
-        "_cut",
         "_fault",
         "_head",
         "_kit",
@@ -164,7 +163,6 @@ class HttpCall:
         self._complete = False
         self._started = False
         self._fault = fault
-        self._cut: GatewayError | None = None
         self._plan: OutputPlan = ALL_JSON
         self._waiter: asyncio.Future[None] | None = None
         self._turn: asyncio.Future[None] | None = None
@@ -290,7 +288,7 @@ class HttpCall:
         """End the call with `error`, because the gateway stops."""
         if self.answered or self.answer is not None:
             return
-        self._cut = error
+        self.call.cut = error
         if self._task is not None:
             self._task.cancel()
 
@@ -322,7 +320,7 @@ class HttpCall:
             if call.abandoned:
                 outcome = Outcome.ABANDONED
             else:
-                error = self._cut or self._internal(raised)
+                error = self.call.cut or self._internal(raised)
         except BaseException as raised:
             # Even KeyboardInterrupt and SystemExit: raised inside a call they are a fault of one call, and must not
             # take the loop with all the others down. The process is stopped by signals, in `app.py`.
@@ -343,7 +341,7 @@ class HttpCall:
         self._task = None
         if not self._started:
             if not self.call.abandoned:
-                self._fail(self._cut or self._internal(asyncio.CancelledError("before the call had begun")))
+                self._fail(self.call.cut or self._internal(asyncio.CancelledError("before the call had begun")))
             self._end()
 
     def _left(self) -> bool:
@@ -387,7 +385,7 @@ class HttpCall:
         self._pieces.clear()
         self._release()
         self.call.receive = None
-        self._fault = self._cut = None
+        self._fault = self.call.cut = None
 
     def _internal(self, cause: BaseException) -> GatewayError:
         self._kit.observer.internal_fault("http")

@@ -19,7 +19,7 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from gateway.core.errors import GatewayError, Reason
-from gateway.edge.http_answer import HttpAnswer
+from gateway.edge.http_answer import HttpAnswer, ReadyAnswer
 from gateway.edge.http_call import HttpCall
 from gateway.edge.http_outbox import JOIN_BYTES_MAX, Outbox
 from gateway.edge.lazy_timer import FOREVER, LazyTimer
@@ -41,21 +41,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("sluice.edge")
 
 UNWANTED_BODY_BYTES = 256 * 1024
+TURN_EVENTS_MAX = 64
+"""Events of one connection that are handled before the others get their turn: one read may hold thousands of small
+requests, and those that need no model server are answered at once."""
 LINGER_S = 2.0
 """After an answer that ends a connection with input unread, the client gets this long to read it: a close with unread
 input resets the connection, and the reset can overtake the answer."""
 
 _UNREAD = frozenset({Phase.HEAD, Phase.BODY, Phase.DRAIN})
-
-
-class _Ready:
-    """A request that was answered without a call; its answer waits for its turn."""
-
-    __slots__ = ("answer", "wanted")
-
-    def __init__(self, answer: HttpAnswer) -> None:
-        self.answer = answer
-        self.wanted = False
 
 
 class HttpConnection(asyncio.Protocol):
@@ -65,6 +58,7 @@ class HttpConnection(asyncio.Protocol):
         "_codec",
         "_drain_s",
         "_dropped_bytes",
+        "_ended",
         "_faulted",
         "_finished",
         "_handling",
@@ -83,6 +77,7 @@ class HttpConnection(asyncio.Protocol):
         "_transport",
         "_write_deadline_s",
         "_write_paused",
+        "_yielded",
     )
 
     def __init__(self, server: HttpServer) -> None:
@@ -90,11 +85,15 @@ class HttpConnection(asyncio.Protocol):
         self._codec = Http1Server(server.http1_limits)
         self._transport: asyncio.Transport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._open: deque[HttpCall | _Ready] = deque()
+        self._open: deque[HttpCall | ReadyAnswer] = deque()
         self._reading: HttpCall | None = None
         """Whose body arrives."""
         self._handling = False
         self._finished = False
+        self._yielded = False
+        """Requests that have come wait for this connection's next turn."""
+        self._ended = False
+        """The client's bytes have ended, and what of them waits for a turn comes first."""
         self._lingering = False
         self._outbox = Outbox()
         self._reading_paused = False
@@ -134,12 +133,18 @@ class HttpConnection(asyncio.Protocol):
             self._broken(fault)
 
     def eof_received(self) -> bool:
+        if self._yielded and not self._finished:
+            self._ended = True
+            return True
+        self._end_of_input()
+        return False  # the transport sends what it holds, and closes
+
+    def _end_of_input(self) -> None:
         self._codec.eof()
         self._finished = True
         self._leave()
         if self._transport is not None and self._transport.get_write_buffer_size():
             self._watch_writing()
-        return False  # the transport sends what it holds, and closes
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._finished = True
@@ -172,6 +177,7 @@ class HttpConnection(asyncio.Protocol):
         self._handling = True
         self._outbox.hold()
         try:
+            handled = 0
             while True:
                 for event in events:
                     self._take(event, now_s)
@@ -179,12 +185,36 @@ class HttpConnection(asyncio.Protocol):
                 moved = self._advance()
                 if self._finished or not (moved or events):
                     break
+                handled += len(events)
+                if handled >= TURN_EVENTS_MAX and self._codec.held_bytes:
+                    self._yield_turn()
+                    break
                 events, now_s = self._resumed()
         finally:
             self._handling = False
             self._outbox.release()
         if not self._finished:
             self._regulate(now_s)
+
+    def _yield_turn(self) -> None:
+        if not self._yielded:
+            self._yielded = True
+            assert self._loop is not None
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """The next turn."""
+        self._yielded = False
+        if self._finished:
+            return
+        try:
+            self._handle(*self._resumed())
+        except Exception as fault:
+            self._broken(fault)
+        if self._ended and not self._yielded and not self._finished:
+            self._end_of_input()
+            if self._transport is not None:
+                self._transport.close()
 
     def _resumed(self) -> tuple[list[Event], float]:
         """What the codec held back and now gives, and when its first byte came at the latest."""
@@ -227,7 +257,7 @@ class HttpConnection(asyncio.Protocol):
             return
         answer = refusal or desk.answer(match, client)
         self._reading = None
-        self._open.append(_Ready(answer))
+        self._open.append(ReadyAnswer(answer))
         server.observer.request_without_call("http", match.route.template if match.route else "", str(answer.status))
 
     def _fault(self, fault: ProtocolFault) -> None:
@@ -240,7 +270,7 @@ class HttpConnection(asyncio.Protocol):
             self._reading = None
             return
         answer = self._server.answers.refused(self._server.reader.new_request_id(), error, status=fault.status)
-        self._open.append(_Ready(answer))
+        self._open.append(ReadyAnswer(answer))
         self._server.observer.request_without_call("http", "", str(fault.status))
 
     # -------------------------------------------------------------- output
@@ -285,7 +315,7 @@ class HttpConnection(asyncio.Protocol):
             wrote = True
         return wrote
 
-    def _answer(self, exchange: HttpCall | _Ready, answer: HttpAnswer) -> None:
+    def _answer(self, exchange: HttpCall | ReadyAnswer, answer: HttpAnswer) -> None:
         codec = self._codec
         held, phase = codec.held_bytes, codec.phase
         # After a 408 the rest of the body may come at any time or never (RFC 9110 section 15.5.9).
@@ -354,7 +384,7 @@ class HttpConnection(asyncio.Protocol):
 
     def drain(self) -> None:
         """The server stops: an idle connection closes now, others with their last answer."""
-        if not self._finished and not self._open and self._codec.phase is Phase.IDLE:
+        if not self._finished and not self._open and not self._yielded and self._codec.phase is Phase.IDLE:
             self._finish(linger=False)
 
     def cut(self, error: GatewayError) -> None:

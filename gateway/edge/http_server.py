@@ -16,11 +16,11 @@ from gateway.edge.http_answer import HttpAnswers
 from gateway.edge.http_call import BodyLimit, CallKit
 from gateway.edge.http_connection import HttpConnection
 from gateway.edge.http_control import ControlDesk
-from gateway.edge.listen import listen_error, split_address
 from gateway.edge.observer import EdgeObserver, SilentObserver
 from gateway.policy.schema import HttpLimits
 from gateway.runtime.chance import Chance
 from gateway.runtime.clock import Clock
+from gateway.runtime.listen import listen_error, split_address
 from gateway.runtime.wheel import TimerWheel
 from gateway.wire.http1 import Http1Limits
 

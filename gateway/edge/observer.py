@@ -20,7 +20,7 @@ class EdgeObserver(Protocol):
         ...
 
     def protocol_fault(self, protocol: str, kind: str) -> None:
-        """A client broke the protocol, or was too slow for it. `kind` is one of `PROTOCOL_FAULTS`."""
+        """A client broke the protocol, or was too slow for it. `kind` is one of `observe.labels.PROTOCOL_FAULTS`."""
         ...
 
     def request_without_call(self, protocol: str, route: str, status: str) -> None:
@@ -33,9 +33,6 @@ class EdgeObserver(Protocol):
     def internal_fault(self, protocol: str) -> None:
         """The gateway itself failed while it answered: always logged with its traceback as well."""
         ...
-
-
-PROTOCOL_FAULTS = ("malformed", "too_large", "slow_head", "slow_body", "slow_drain", "slow_reader")
 
 
 class SilentObserver:

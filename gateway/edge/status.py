@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
-from http import HTTPStatus
 from types import MappingProxyType
 
 import orjson
@@ -56,8 +55,6 @@ NO_SUCH_METHOD = "Method Not Allowed"
 RETRY_STATUSES = frozenset({429, 503})
 RETRY_AFTER_DEFAULT_S = 1.0
 RETRY_AFTER_MAX_S = 3600
-
-PHRASES: Mapping[int, str] = MappingProxyType({status.value: status.phrase for status in HTTPStatus})
 
 
 def status_of(error: GatewayError) -> int:

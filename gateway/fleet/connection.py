@@ -10,13 +10,11 @@ from gateway.core.faces import ReplicaClient
 class Connection:
     """Closes its client only when the last call has left, or when the patience ends."""
 
-    __slots__ = ("_idle", "client", "in_flight", "leaving")
+    __slots__ = ("_idle", "client", "in_flight")
 
     def __init__(self, client: ReplicaClient) -> None:
         self.client = client
         self.in_flight = 0
-        self.leaving = False
-        """No new calls: its address is gone, or another connection took its place."""
         self._idle: asyncio.Future[None] | None = None
 
     def enter(self) -> None:
@@ -28,10 +26,9 @@ class Connection:
             self._idle.set_result(None)
 
     async def drain(self, limit_s: float) -> int:
-        """Take no new calls, wait for those that are out, at most `limit_s` seconds, then close the client. Returns how
+        """Wait for the calls that are out, at most `limit_s` seconds, then close the client. Returns how
         many were still out.
         """
-        self.leaving = True
         if self.in_flight:
             self._idle = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._idle,), timeout=limit_s)

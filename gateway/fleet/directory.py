@@ -17,7 +17,6 @@ from gateway.fleet.replica import Replica
 from gateway.fleet.roster import Roster
 from gateway.fleet.scraper import Scraper
 from gateway.fleet.sources import source_of
-from gateway.fleet.statistics import member_statistics
 from gateway.fleet.warmer import WarmRequest, from_policies
 from gateway.policy.schema import ModelPolicy, PolicySet, Pool
 from gateway.runtime.chance import Chance
@@ -95,7 +94,6 @@ class Directory:
             self._leaving[member.connection] = None
         closing, self._leaving = tuple(self._leaving), {}
         for connection in closing:
-            connection.leaving = True
             await connection.client.aclose()
 
     def _start_job(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -179,7 +177,6 @@ class Directory:
             self._jobs.pop(name, None)
 
     def _retire(self, name: str, connection: Connection) -> None:
-        connection.leaving = True
         self._leaving[connection] = None
         self._count += 1
 
@@ -278,20 +275,13 @@ class Directory:
     # -- for operators ------------------------------------------------------------------------------------------------
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
-        """Everything that is known of the fleet, as plain values; times are ages in seconds."""
-        return {
-            "snapshot": self._snapshot.number,
-            "calls_cut_off": self._cut,
-            "connections_leaving": len(self._leaving),
-            "pools": {
-                name: {
-                    **roster.statistics(now_s),
-                    "replicas": {
-                        replica_id: member_statistics(self._members[replica_id], now_s)
-                        for replica_id in sorted(self._members)
-                        if self._members[replica_id].replica.pool == name
-                    },
-                }
-                for name, roster in self._rosters.items()
-            },
-        }
+        """Of the connections of replicas that are gone."""
+        return {"calls_cut_off": self._cut, "connections_leaving": len(self._leaving)}
+
+    def pools(self, now_s: float) -> Mapping[str, Mapping[str, Any]]:
+        """By pool: how its addresses are found."""
+        return {name: roster.statistics(now_s) for name, roster in self._rosters.items()}
+
+    def members(self) -> Mapping[str, Mapping[str, Any]]:
+        """By replica: what is known of it and does not stand in the snapshot."""
+        return {replica_id: member.statistics() for replica_id, member in self._members.items()}

@@ -21,6 +21,7 @@ from gateway.core.codes import Code
 from gateway.core.errors import GatewayError
 from gateway.core.faces import Endpoints, IndexEntry, ModelConfigBytes
 from gateway.core.faults import UpstreamFault
+from gateway.core.header_names import PEERS_OWN, PEERS_OWN_PREFIXES
 from gateway.fleet.grpc_faults import to_fault
 from gateway.fleet.http_get import HttpGetter
 from gateway.runtime.clock import Clock
@@ -34,11 +35,6 @@ _SERVICE = "/inference.GRPCInferenceService/"
 _CONFIG_BYTES_MAX = 16 * 1024 * 1024
 _NAME = re.compile(r"[a-z0-9_.-]+")
 _VALUE = re.compile(r"[\x20-\x7e]*")
-_OWN = frozenset(
-    {"connection", "content-length", "content-type", "host", "keep-alive", "te", "trailer", "transfer-encoding"}
-    | {"upgrade", "user-agent", "accept-encoding", "content-encoding", "expect", "proxy-connection"}
-)
-"""Names that HTTP/2 or the library itself uses; a copy of a caller's would break the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +143,7 @@ class GrpcioReplicaClient:
         return await self._ask("ServerMetadata", b"", timeout_s)
 
     async def repository_index(self, timeout_s: float) -> tuple[IndexEntry, ...]:
-        entries = self._read(messages.decode_index, await self._ask("RepositoryIndex", b"", timeout_s))
-        return tuple(IndexEntry(each.name, each.version, each.state, each.reason) for each in entries)
+        return self._read(messages.decode_index, await self._ask("RepositoryIndex", b"", timeout_s))
 
     async def model_ready(self, model: str, version: str, timeout_s: float) -> bool:
         answer = await self._ask("ModelReady", messages.encode_model_request(model, version), timeout_s)
@@ -196,7 +191,9 @@ def clean(metadata: Metadata) -> list[tuple[str, str | bytes]]:
     """
     kept: list[tuple[str, str | bytes]] = []
     for name, value in metadata:
-        if name in _OWN or name.startswith("grpc-") or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+        if name in PEERS_OWN or name.startswith(PEERS_OWN_PREFIXES):
+            continue
+        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
             continue
         if name.endswith("-bin"):
             try:

@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.core.faces import ReplicaClient
 from gateway.core.outcome import Outcome
@@ -73,6 +74,15 @@ class Member:
     @property
     def name(self) -> str:
         return f"{self.replica.id}#{self.number}"
+
+    def statistics(self) -> Mapping[str, Any]:
+        """What an operator sees besides the replica's view."""
+        return {
+            "http_address": self.replica.endpoints.http,
+            "metrics_address": self.replica.endpoints.metrics,
+            "in_flight": self.connection.in_flight,
+            "scrape_error": self.scrape_error,
+        }
 
     def changed(self) -> None:
         """Tell the directory, if there is something to tell."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gateway.core.faces import ModelConfigBytes
 from gateway.core.snapshot import ModelState, ModelView, Phases
 from gateway.fleet.metrics_text import ModelFigures
-from gateway.fleet.model_summary import ConfigSummary
+from gateway.wire.kserve.model_config import ModelConfigSummary
 
 Key = tuple[str, str]
 """Model and version."""
@@ -20,7 +20,7 @@ class Description:
     metadata: bytes
     """Serialized `ModelMetadataResponse`."""
     config: ModelConfigBytes
-    summary: ConfigSummary
+    summary: ModelConfigSummary
 
 
 class ModelRecord:
@@ -84,6 +84,7 @@ class ModelRecord:
             state=self.state,
             slots=self.slots,
             reason=self.reason,
+            warmup=self.note,
             phases=Phases(
                 seen_s=self.seen_s,
                 ready_s=self.ready_s,

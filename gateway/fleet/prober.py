@@ -11,10 +11,9 @@ from gateway.core.faults import STOPPING, UpstreamFault
 from gateway.core.snapshot import ReplicaState
 from gateway.fleet.member import Member
 from gateway.fleet.model_record import Description, Key
-from gateway.fleet.model_summary import read_config
 from gateway.fleet.slots import slots_of
 from gateway.wire.kserve.metadata import decode_model_metadata, decode_server_metadata
-from gateway.wire.kserve.protobuf import WireError
+from gateway.wire.kserve.model_config import summarise_config
 
 DESCRIPTION_REFRESH_S = 30.0
 EAGER_S = 10.0
@@ -70,7 +69,7 @@ class Prober:
             await self._ask_models()
         except UpstreamFault as fault:
             replica.failed(f"{fault.code.name}: {fault.text}")
-        except (GatewayError, WireError) as error:
+        except GatewayError as error:
             replica.failed(f"an answer that makes no sense: {error}")
         member.start_work()
         member.changed()
@@ -179,4 +178,4 @@ class Prober:
         metadata = await client.model_metadata(*key, self._timeout_s)
         config: ModelConfigBytes = await client.model_config(*key, self._timeout_s)
         decode_model_metadata(metadata)  # Unreadable metadata is found here, not when somebody needs it.
-        return Description(metadata, config, read_config(config.proto))
+        return Description(metadata, config, summarise_config(config.proto))

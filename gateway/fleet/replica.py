@@ -405,6 +405,7 @@ class Replica:
             gpus=self.gpus,
             server_version=self.server_version,
             last_error=self.last_error,
+            times_down=self.life,
             scraped_s=self.scraped_s,
         )
 

@@ -66,10 +66,10 @@ class Roster:
             "lookups_failed": self._failures,
             "lookups_empty": self._empty,
             "addresses_unused": self._unused,
-            "looked_ago_s": _ago(now_s, self._looked_s),
-            "good_answer_ago_s": _ago(now_s, self._good_s),
+            "looked_age_s": _age(now_s, self._looked_s),
+            "good_answer_age_s": _age(now_s, self._good_s),
         }
 
 
-def _ago(now_s: float, then_s: float | None) -> float | None:
+def _age(now_s: float, then_s: float | None) -> float | None:
     return None if then_s is None else round(now_s - then_s, 3)

@@ -14,13 +14,13 @@ from gateway.core.faults import UpstreamFault, classify
 from gateway.core.outcome import Outcome
 from gateway.fleet.connection import Connection
 from gateway.fleet.model_record import Description, Key
-from gateway.fleet.model_summary import zeros_request
 from gateway.fleet.replica import Replica
 from gateway.policy.schema import ModelPolicy, PolicySet
 from gateway.wire.kserve.http_request import decode_http_infer
 from gateway.wire.kserve.metadata import decode_model_metadata
 from gateway.wire.kserve.request_view import override_model
 from gateway.wire.kserve.response_view import read_response_head
+from gateway.wire.kserve.zeros import zeros_request
 
 
 class Unwarmable(Exception):
@@ -35,7 +35,7 @@ def zeros(policy: ModelPolicy, description: Description) -> bytes:
     """The default: zeros in the model's shapes."""
     try:
         inputs = decode_model_metadata(description.metadata).inputs
-        return zeros_request(inputs, description.summary)
+        return zeros_request(inputs, description.summary.optional_inputs)
     except (ValueError, GatewayError) as error:
         raise Unwarmable(f"no default request can be made: {error}") from None
 

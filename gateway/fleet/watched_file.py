@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 from gateway.core.faces import Endpoints, Files
 from gateway.policy.decode import Document, decode
@@ -58,19 +57,3 @@ def parse_replicas(path: str, content: bytes) -> tuple[Endpoints, ...]:
         found[each.grpc] = Endpoints(each.grpc, each.http, each.metrics)
     problems.raise_if_any()
     return tuple(found.values())
-
-
-class WorkerFiles:
-    """`Files` on worker threads."""
-
-    def __init__(self, workers: Workers) -> None:
-        self._workers = workers
-
-    async def read(self, path: str) -> bytes:
-        return await self._workers.run(lambda: _read(path))
-
-
-def _read(path: str) -> bytes:
-    with Path(path).open("rb") as file:
-        # One byte more than is allowed, so that the parser sees that it is too much.
-        return file.read(FILE_BYTES_MAX + 1)

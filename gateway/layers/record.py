@@ -8,6 +8,7 @@ first; there is no third way out.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Protocol
 
 from gateway.core.call import Call
@@ -16,6 +17,8 @@ from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.core.service import Service
 from gateway.runtime.clock import Clock
+
+_log = logging.getLogger("sluice.record")
 
 
 class CallSink(Protocol):
@@ -74,6 +77,8 @@ class RecordLayer:
         except asyncio.CancelledError:
             if call.abandoned:
                 self._end(call, Outcome.ABANDONED, None, None)
+            elif call.cut is not None:
+                self._end(call, _OUTCOME_OF_REASON[call.cut.reason], call.cut, None)
             else:
                 self._end(call, Outcome.GATEWAY_FAULT, _unasked_cancellation(), None)
             raise
@@ -90,7 +95,20 @@ class RecordLayer:
         if error is not None:
             call.trail.reason = error.reason
         for sink in self._sinks:
-            sink.call_ended(call, outcome, error, answer, now_s)
+            try:
+                sink.call_ended(call, outcome, error, answer, now_s)
+            except BaseException:
+                # A defect of one sink costs neither the next one its record nor the caller the answer. This goes for
+                # CancelledError as well: a sink is synchronous, so nobody outside can have meant it.
+                _log.exception("the end of call %s could not be noted by %s", call.request_id, type(sink).__name__)
+
+
+_LATE = {
+    Outcome.EXPIRED: (Reason.DEADLINE, "the deadline passed before the answer could be written"),
+    Outcome.BROKEN: (Reason.UPSTREAM_BROKEN, "the model server's answer could not be written in the caller's protocol"),
+    Outcome.CALLER_FAULT: (Reason.BAD_REQUEST, "the answer could not be written in the form that was asked for"),
+    Outcome.GATEWAY_FAULT: (Reason.INTERNAL, "the answer could not be handed to the caller"),
+}
 
 
 def _unasked_cancellation() -> GatewayError:
@@ -103,6 +121,5 @@ def _internal() -> GatewayError:
 
 def _late(outcome: Outcome) -> GatewayError | None:
     """What the caller got instead, where a good answer could not be delivered any more."""
-    if outcome is Outcome.EXPIRED:
-        return GatewayError(Reason.DEADLINE, "the deadline passed before the answer could be written")
-    return None
+    told = _LATE.get(outcome)
+    return None if told is None else GatewayError(*told)

@@ -35,7 +35,7 @@ class TrackLayer:
             self._close(attempt, Outcome.GATEWAY_FAULT)
             raise
         except asyncio.CancelledError:
-            if call.abandoned:
+            if call.abandoned or call.cut is not None:
                 self._close(attempt, Outcome.ABANDONED)
             elif self._clock.now_s() >= call.deadline_s:
                 self._close(attempt, Outcome.EXPIRED)

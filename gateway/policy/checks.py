@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from gateway.core.header_names import NEVER_PREFIXES, TRACE_CONTEXT, never_forwarded
 from gateway.policy import addresses
 from gateway.policy.decode import Document
 from gateway.policy.problems import Path, Problems, path_text, printable
@@ -20,21 +21,6 @@ Fleet = Document[FleetPolicy]
 Model = Document[ModelPolicy]
 
 _HEADER = re.compile(r"[a-z0-9!#$%&'+.^_`|~-]+\*?")
-_NEVER_FORWARDED = frozenset(
-    (
-        "connection",
-        "content-length",
-        "host",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    )
-)
 _PORTS = ("grpc", "http", "metrics")
 
 
@@ -177,8 +163,8 @@ def _headers(fleet: Fleet, problems: Problems) -> None:
         elif pattern != "*" and not _HEADER.fullmatch(pattern):
             remedy = "write a header's name, a prefix and `*` as in `x-team-*`, or `*` alone"
             _add(problems, fleet, path, f"{shown} is not a header's name or prefix", remedy)
-        elif pattern in _NEVER_FORWARDED:
-            message = f"{shown} belongs to one connection and is never forwarded"
+        elif pattern.startswith(NEVER_PREFIXES) or (never_forwarded(pattern) and pattern not in TRACE_CONTEXT):
+            message = f"{shown} belongs to one connection or is a credential, and is never forwarded"
             _add(problems, fleet, path, message, "remove it")
         elif pattern in seen:
             _add(problems, fleet, path, f"{shown} stands twice", "keep one of the two")

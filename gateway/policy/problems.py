@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway.core.printable import printable as escaped
+
 PROBLEMS_MAX = 200
 """More problems than this are counted, not kept."""
 
@@ -116,5 +118,5 @@ def path_text(path: Path) -> str:
 
 def printable(text: str, length_max: int = 60) -> str:
     """Text from a file, fit for one line of a message: control characters escaped, shortened."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: length_max + 1])
+    shown = escaped(text[: length_max + 1])
     return shown if len(text) <= length_max else shown[:length_max] + "…"

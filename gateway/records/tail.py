@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from gateway.core.printable import printable
 from gateway.records.file_store import record_files
 from gateway.records.render import LINE_BYTES_MAX
 
@@ -150,15 +151,6 @@ def tail(
 def as_text(line: bytes) -> str:
     """The line as it stands; JSON escapes control characters already, a torn line may hold anything."""
     return printable(line.decode("utf-8", "replace"))
-
-
-def printable(text: str) -> str:
-    """`text` with everything that a terminal might obey escaped."""
-    if text.isprintable():
-        return text
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape", "surrogatepass").decode() for letter in text
-    )
 
 
 def pretty(line: bytes) -> str:

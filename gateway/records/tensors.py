@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gateway.wire.kserve import protobuf as pb
+from gateway.wire.kserve.datatypes import TABLE
 
 TENSORS_MAX = 64
 """Tensors shown per side; the rest are counted."""
@@ -30,21 +31,9 @@ REQUEST_TENSORS, REQUEST_RAW = 5, 7
 ANSWER_TENSORS, ANSWER_RAW = 5, 6
 """Field numbers in ModelInferRequest and ModelInferResponse."""
 
-_FORMATS = {
-    "BOOL": "?",
-    "INT8": "b",
-    "INT16": "h",
-    "INT32": "i",
-    "INT64": "q",
-    "UINT8": "B",
-    "UINT16": "H",
-    "UINT32": "I",
-    "UINT64": "Q",
-    "FP16": "e",
-    "FP32": "f",
-    "FP64": "d",
-}
-_SIZES = {name: struct.calcsize("<" + code) for name, code in _FORMATS.items()} | {"BF16": 2}
+_FORMATS = {row.name: row.code for row in TABLE if row.code} | {"BOOL": "?", "FP16": "e"}
+"""`struct` characters; `struct` has none for BF16."""
+_SIZES = {row.name: row.size for row in TABLE if row.size}
 
 _MEMO_ENTRIES_MAX = 1024
 _MEMO_KEY_BYTES_MAX = 1024

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+
 from gateway.runtime.workers import Workers
 
 
@@ -15,11 +18,14 @@ class SystemFiles:
         self._bytes_max = bytes_max
 
     async def read(self, path: str) -> bytes:
-        """The whole file. Raises OSError, also for one that is too large."""
+        """The whole file. Raises OSError, also for one that is too large or is a pipe or device."""
         return await self._workers.run(lambda: self._read(path))
 
     def _read(self, path: str) -> bytes:
-        with open(path, "rb") as file:
+        # Opening a pipe that nobody writes to would hold the worker for ever.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(f"{path} is not a regular file; a watched file must be one")
             data = file.read(self._bytes_max + 1)
         if len(data) > self._bytes_max:
             raise OSError(f"{path} is over {self._bytes_max} bytes; this file is watched and must be small")

@@ -14,12 +14,15 @@ from typing import Any
 
 _log = logging.getLogger("sluice.supervisor")
 
+_DOUBLINGS = 6
+
 
 class Supervisor:
     """Keeps named background jobs running until they are stopped.
 
     A job is an async function without arguments. If it returns, it is done. If it raises, or is cancelled by anybody
-    but `stop`, it is started again after `restart_delay_s`, doubled with each failure up to 64 times that.
+    but `stop`, it is started again after `restart_delay_s`, doubled with each failure up to 64 times that; one that
+    had run for longer than that longest pause begins anew.
     """
 
     def __init__(self, restart_delay_s: float = 0.5) -> None:
@@ -27,6 +30,7 @@ class Supervisor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopping: set[str] = set()
         self._restarts: dict[str, int] = {}
+        self._began_s: dict[str, float] = {}
 
     def start(self, name: str, job: Callable[[], Awaitable[None]]) -> None:
         """Run `job` as `name`. A name that is running already is an error."""
@@ -35,19 +39,26 @@ class Supervisor:
         self._spawn(name, job, failures=0)
 
     def _spawn(self, name: str, job: Callable[[], Awaitable[None]], failures: int) -> None:
-        task = asyncio.get_running_loop().create_task(self._run(job, failures), name=f"sluice:{name}")
+        task = asyncio.get_running_loop().create_task(self._run(name, job, failures), name=f"sluice:{name}")
         self._tasks[name] = task
         task.add_done_callback(lambda done: self._ended(name, job, failures, done))
 
-    async def _run(self, job: Callable[[], Awaitable[None]], failures: int) -> None:
+    async def _run(self, name: str, job: Callable[[], Awaitable[None]], failures: int) -> None:
         if failures:
-            await asyncio.sleep(self._restart_delay_s * 2 ** min(failures - 1, 6))
+            await asyncio.sleep(self._restart_delay_s * 2 ** min(failures - 1, _DOUBLINGS))
+        self._began_s[name] = asyncio.get_running_loop().time()
         await job()
 
     def _ended(self, name: str, job: Callable[[], Awaitable[None]], failures: int, task: asyncio.Task[None]) -> None:
         if self._tasks.get(name) is task:
             del self._tasks[name]
-        if name in self._stopping or asyncio.get_running_loop().is_closed():
+        began_s = self._began_s.pop(name, None)
+        if name in self._stopping:
+            # Here and not in `stop`, which may have been cancelled while it waited.
+            self._stopping.discard(name)
+            self._restarts.pop(name, None)
+            return
+        if asyncio.get_running_loop().is_closed():
             return
         if task.cancelled():
             _log.warning("background job %r was cancelled by somebody else; it starts again", name)
@@ -56,16 +67,21 @@ class Supervisor:
         else:
             return
         self._restarts[name] = self._restarts.get(name, 0) + 1
+        lived_s = 0.0 if began_s is None else asyncio.get_running_loop().time() - began_s
+        if lived_s > self._restart_delay_s * 2**_DOUBLINGS:
+            failures = 0
         self._spawn(name, job, failures + 1)
 
     def running(self, name: str) -> bool:
         return name in self._tasks
 
+    async def stop_all(self) -> None:
+        """`stop` for every job that runs."""
+        await self.stop(*self._tasks)
+
     async def stop(self, *names: str) -> None:
-        """Cancel these jobs (all of them without names) and wait until they are gone. Their own errors are logged,
-        not raised.
-        """
-        chosen = [name for name in (names or tuple(self._tasks)) if name in self._tasks]
+        """Cancel these jobs and wait until they are gone. Their own errors are logged, not raised."""
+        chosen = [name for name in names if name in self._tasks]
         self._stopping.update(chosen)
         tasks = [self._tasks[name] for name in chosen]
         for task in tasks:
@@ -73,9 +89,6 @@ class Supervisor:
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
                 _log.error("a background job failed while it was being stopped", exc_info=result)
-        for name in chosen:
-            self._stopping.discard(name)
-            self._restarts.pop(name, None)
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         return {"running": sorted(self._tasks), "restarts": dict(sorted(self._restarts.items()))}

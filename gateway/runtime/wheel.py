@@ -32,6 +32,11 @@ class Timer:
     def cancel(self) -> None:
         self._bucket.pop(self, None)
 
+    @property
+    def waits(self) -> bool:
+        """Neither cancelled nor fired."""
+        return self in self._bucket
+
 
 class TimerWheel:
     """Timers for one event loop. `tick_s` is the resolution in seconds."""
@@ -100,6 +105,9 @@ class TimerWheel:
             del self._buckets[tick]
             due.extend(bucket)
         for timer in due:
+            if not timer.waits:
+                continue  # cancelled by one that fired just now
+            timer.cancel()
             try:
                 timer.callback()
             except Exception:

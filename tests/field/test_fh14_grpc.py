@@ -112,4 +112,4 @@ async def test_background_jobs_cancelled_by_a_stranger_come_back_and_no_call_not
             assert [await call for call in calls] == [ANSWER] * 5
         while starts < 2:
             await asyncio.sleep(0.005)
-    await supervisor.stop()
+    await supervisor.stop_all()

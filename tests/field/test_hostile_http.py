@@ -13,8 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.core.reply import Reply
+from gateway.edge.http_connection import TURN_EVENTS_MAX
 from gateway.policy.schema import HttpLimits
 from tests.unit.edge_driving import (
+    LIVE,
     WAIT_S,
     Client,
     Edge,
@@ -29,8 +31,6 @@ from tests.unit.edge_driving import (
     talk,
     turns,
 )
-
-LIVE = get("/v2/health/live")
 
 POST = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\n"
 MALFORMED = {
@@ -205,6 +205,26 @@ async def test_a_pipelining_flood_is_answered_in_order_and_bounded() -> None:
             assert (await client.answer()).headers["x-request-id"] == str(number)
         await sender
         await client.close()
+
+
+async def test_a_flood_of_requests_that_need_no_call_leaves_others_their_turn() -> None:
+    edge = Edge(ReceivingService())
+    flood = get("/v2/models/fraud/config") * 3000
+    async with running(edge) as address:
+        laps = 0
+
+        async def lap() -> None:
+            nonlocal laps
+            while True:
+                laps += 1
+                await asyncio.sleep(0)
+
+        watch = asyncio.create_task(lap())
+        answers = await talk(address, flood, finish=True)
+        watch.cancel()
+    assert [answer.status for answer in answers] == [200] * 3000
+    assert laps > 3000 / TURN_EVENTS_MAX
+    assert edge.notes.internal == 0
 
 
 def open_files() -> int:

@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from deploy.local import LocalFleet, TritonServer, free_ports
 from deploy.local.layout import ROOT
-from gateway.core.call import Attempt, Call
+from gateway.core.call import Call
 from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import Endpoints
@@ -34,9 +34,7 @@ from gateway.fleet.directory import Directory
 from gateway.fleet.dns import SystemResolver
 from gateway.fleet.grpcio_client import GrpcioConnector, GrpcioOptions, GrpcioReplicaClient
 from gateway.fleet.metrics_text import samples
-from gateway.fleet.model_summary import read_config
 from gateway.fleet.transport import ReplicaTransport
-from gateway.fleet.watched_file import WorkerFiles
 from gateway.policy.schema import (
     FleetPolicy,
     Health,
@@ -50,8 +48,11 @@ from gateway.policy.schema import (
 )
 from gateway.runtime.chance import Chance
 from gateway.runtime.clock import SystemClock
+from gateway.runtime.files import SystemFiles
 from gateway.runtime.supervisor import Supervisor
 from gateway.runtime.workers import ThreadWorkers
+from gateway.wire.kserve.model_config import summarise_config
+from tests.support.calls import call_sent_to
 
 LIMIT_S = 90
 MODELS = ("accel", "moods")
@@ -422,24 +423,13 @@ class House:
     async def until(self, condition: Callable[[], bool], limit_s: float = 20.0) -> float:
         started_s = time.monotonic()
         while not condition():
-            assert time.monotonic() - started_s < limit_s, self.directory.statistics(time.monotonic())
+            assert time.monotonic() - started_s < limit_s, self.directory.snapshot.replicas
             await asyncio.sleep(0.01)
         return time.monotonic() - started_s
 
     def call(self, model: str, straggle_ms: int = 0, fail: str = "") -> Call:
-        now_s = time.monotonic()
-        call = Call(
-            request_id="r",
-            model=model,
-            version="1",
-            arrived_s=now_s,
-            arrived_wall_s=0.0,
-            message=request(model, straggle_ms=straggle_ms, fail=fail),
-        )
-        call.deadline_s = now_s + 20.0
-        call.trail.version_routed = "1"
-        call.trail.attempts.append(Attempt(self.replica_id, now_s))
-        return call
+        message = request(model, straggle_ms=straggle_ms, fail=fail)
+        return call_sent_to(self.replica_id, model, "1", message, time.monotonic(), 20.0)
 
 
 @asynccontextmanager
@@ -461,7 +451,7 @@ async def house_before(server: TritonServer) -> AsyncIterator[House]:
         supervisor=supervisor,
         workers=workers,
         resolver=SystemResolver(workers),
-        files=WorkerFiles(workers),
+        files=SystemFiles(workers),
     )
     house = House(
         directory, FleetCatalogue(directory, policies), ReplicaTransport(directory, clock), f"cpu/{where.grpc}", []
@@ -506,7 +496,7 @@ async def test_what_the_catalogue_shows_is_what_the_server_shows(server: TritonS
         own = pb.ServerMetadataResponse.FromString(await client.server_metadata(5.0))
         assert (shown.name, shown.version) == (own.name, own.version)
         assert set(own.extensions) - set(shown.extensions) == {"system_shared_memory", "cuda_shared_memory"}
-        summary = read_config(house.catalogue.model_config("accel", "").proto)
+        summary = summarise_config(house.catalogue.model_config("accel", "").proto)
         assert (summary.max_batch_size, summary.instances, summary.batches) == (8, 1, True)
         assert house.directory.snapshot.candidates("cpu", "accel", "1")[0].slots == 16
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from gateway.core.call import Call
+from gateway.core.call import Attempt, Call
 
 
 def make_call(
@@ -32,4 +32,12 @@ def make_call(
         body_bytes=body_bytes,
     )
     call.deadline_s = deadline_s
+    return call
+
+
+def call_sent_to(replica: str, model: str, version: str, message: bytes, now_s: float, timeout_s: float) -> Call:
+    """A call that the layers have routed and admitted to `replica`."""
+    call = make_call(model, version, arrived_s=now_s, message=message, deadline_s=now_s + timeout_s)
+    call.trail.version_routed = version
+    call.trail.attempts.append(Attempt(replica, now_s))
     return call

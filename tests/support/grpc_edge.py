@@ -18,6 +18,7 @@ from gateway.decide.bytebudget import ByteBudget
 from gateway.edge.explain import Explainer
 from gateway.edge.grpc_server import GrpcServer
 from gateway.edge.headers import HeaderReader
+from gateway.edge.observer import SilentObserver
 from gateway.policy.schema import GrpcLimits
 from gateway.runtime.clock import SystemClock
 
@@ -73,24 +74,12 @@ class OneModel:
             raise GatewayError(Reason.UNKNOWN_VERSION, "Request for unknown model version")
 
 
-class Events:
+class Events(SilentObserver):
     """An observer that remembers."""
 
     def __init__(self) -> None:
         self.faults = 0
         self.requests: list[tuple[str, str, str]] = []
-
-    def connection_opened(self, protocol: str) -> None:
-        return None
-
-    def connection_closed(self, protocol: str) -> None:
-        return None
-
-    def connection_refused(self, protocol: str) -> None:
-        return None
-
-    def protocol_fault(self, protocol: str, kind: str) -> None:
-        return None
 
     def request_without_call(self, protocol: str, route: str, status: str) -> None:
         self.requests.append((protocol, route, status))
@@ -107,6 +96,8 @@ class EdgeUnderTest:
         self.server = server
         self.budget = budget
         self.events = events
+        self.address = ""
+        """`host:port`, for clients of the test's own."""
 
     def call(self, method: str, message: bytes = b"", **options: Any) -> Any:
         """Start a unary call of raw bytes."""
@@ -139,6 +130,7 @@ async def grpc_edge(service: Any, authenticator: Authenticator | None = None) ->
     address = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(address) as channel:
         edge = EdgeUnderTest(channel, server, budget, events)
+        edge.address = address
         try:
             yield edge
         finally:

@@ -8,6 +8,10 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from google.protobuf import json_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+from tritonclient.grpc.service_pb2 import ModelConfigResponse
+
 from gateway.core.call import ANONYMOUS, Call, Identity
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import Authenticator, ModelConfigBytes
@@ -38,6 +42,7 @@ CONFIG = json.dumps(
         "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1]}],
     }
 ).encode()
+CONFIG_PROTO = ModelConfigResponse(config=json_format.Parse(CONFIG, ModelConfig())).SerializeToString()
 
 
 def infer_body(values: list[float] | None = None, **more: Any) -> bytes:
@@ -73,6 +78,9 @@ def get(target: str, **headers: str) -> bytes:
     lines = [f"GET {target} HTTP/1.1", "Host: sluice"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
+
+
+LIVE = get("/v2/health/live")
 
 
 class ReceivingService:
@@ -175,7 +183,7 @@ class FixedCatalogue:
 
     def model_config(self, model: str, version: str) -> ModelConfigBytes:
         self._know(model, version)
-        return ModelConfigBytes(b"", CONFIG)
+        return ModelConfigBytes(CONFIG_PROTO, CONFIG)
 
     def _know(self, model: str, version: str) -> None:
         self.asked.append((model, version))

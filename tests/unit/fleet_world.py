@@ -9,7 +9,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.core.call import Attempt, Call
+from gateway.core.call import Call
 from gateway.core.faces import Endpoints
 from gateway.core.snapshot import FleetSnapshot, ModelState, ReplicaState, ReplicaView
 from gateway.fleet.catalogue import FleetCatalogue
@@ -35,20 +35,12 @@ from gateway.runtime.workers import InlineWorkers
 from tests.simulation.batcher import ModelSpec
 from tests.simulation.loop import SimulationLoop, simulate
 from tests.simulation.network import Network
+from tests.simulation.run import VirtualClock
 from tests.simulation.trace import Trace
 from tests.simulation.triton import Triton
+from tests.support.calls import call_sent_to
 
 POOL = "gpu"
-
-
-class LoopClock:
-    """The virtual loop's time."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.now_s = loop.time
-
-    def wall_s(self) -> float:
-        return 1_800_000_000.0 + self.now_s()
 
 
 class MemoryFiles:
@@ -88,7 +80,7 @@ class FleetWorld:
         base_dir: str = "/policies",
     ) -> None:
         self.loop = loop
-        self.clock = LoopClock(loop)
+        self.clock = VirtualClock(loop)
         self.trace = Trace(loop.time)
         self.network = Network(loop, "7", self.trace)
         self.specs = tuple(specs)
@@ -159,18 +151,7 @@ class FleetWorld:
     def call(self, host: str, model: str, version: str = "1", *, timeout_s: float = 5.0) -> Call:
         """A call that was routed and admitted to one host."""
         message = request(model, f"q{next(self._ids)}".encode())
-        call = Call(
-            request_id="r",
-            model=model,
-            version=version,
-            arrived_s=self.loop.time(),
-            arrived_wall_s=0.0,
-            message=message,
-        )
-        call.deadline_s = self.loop.time() + timeout_s
-        call.trail.version_routed = version
-        call.trail.attempts.append(Attempt(f"{POOL}/{host}:8001", self.loop.time()))
-        return call
+        return call_sent_to(f"{POOL}/{host}:8001", model, version, message, self.loop.time(), timeout_s)
 
 
 def request(model: str, question: bytes, version: str = "") -> bytes:

@@ -21,11 +21,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.admin import listen
 from gateway.admin.fleet import FleetState, fleet_document
 from gateway.admin.health import MetricsPage, metrics_app
-from gateway.admin.listen import ListenError, split_address
 from gateway.admin.server import AdminServers, admin_app, host_allowed, start
 from gateway.admin.token import FILE, TokenError, ensure_token, read_token
 from gateway.core.snapshot import FleetSnapshot, ModelState, ModelView, Phases, ReplicaState, ReplicaView
 from gateway.observe.metrics import Metrics
+from gateway.runtime.listen import ListenError
 from gateway.runtime.workers import InlineWorkers, ThreadWorkers
 from tests.support.clock import ManualClock
 
@@ -52,6 +52,8 @@ def fleet_state() -> FleetState:
         state="serving",
         policy_revision="0123456789ab",
         version="0.1.0",
+        pools={"default": {"lookups": 4}, "empty": {"alarm": "no such name"}},
+        members={"default/10.0.0.1:8001": {"in_flight": 2}, "default/gone:8001": {"in_flight": 1}},
         statistics={"admission": {"in_flight": 3}, "jobs": MappingProxyType({"restarts": 1})},
     )
 
@@ -169,6 +171,9 @@ async def test_the_fleet_is_shown_to_whoever_has_the_token(admin: TestClient[Any
     assert shown["gateway"]["state"] == "serving"
     (replica,) = shown["pools"]["default"]["replicas"]
     assert (replica["id"], replica["metrics_id"]) == ("default/10.0.0.1:8001", "0a1b2c3d")
+    assert (replica["in_flight"], replica["times_down"]) == (2, 0)
+    assert shown["pools"]["default"]["addresses"] == {"lookups": 4}
+    assert shown["pools"]["empty"] == {"addresses": {"alarm": "no such name"}, "replicas": []}
     assert replica["phases_age_s"]["seen"] == 3.0
     assert replica["models"][0]["phases_age_s"] == {
         "seen": 2.0,
@@ -275,7 +280,13 @@ def test_which_hosts_are_this_machine(host: str, listening: str, allowed: bool) 
 def test_the_document_survives_names_that_are_no_text() -> None:
     state = fleet_state()
     odd = FleetState(
-        state.snapshot, 1.0, 1.0, "serving\ud800", "", "", {"nan": float("nan"), "set": frozenset({"b", "a"})}
+        state.snapshot,
+        1.0,
+        1.0,
+        "serving\ud800",
+        "",
+        "",
+        statistics={"nan": float("nan"), "set": frozenset({"b", "a"})},
     )
     shown = json.loads(fleet_document(odd, lambda _: ""))
     assert shown["statistics"] == {"nan": None, "set": ["a", "b"]}
@@ -318,9 +329,9 @@ async def test_a_port_in_use_is_named_with_its_key_and_nothing_stays_open() -> N
         free = probe.getsockname()[1]
         probe.close()
         async with asyncio.timeout(30):
-            with pytest.raises(ListenError, match=rf"port {port} .*gateway\.listen\.metrics"):
+            with pytest.raises(ListenError, match=rf"127\.0\.0\.1:{port} .*gateway\.listen\.metrics.*in use"):
                 await open_ports(metrics_address=f"127.0.0.1:{port}")
-            with pytest.raises(ListenError, match=rf"port {port} .*gateway\.listen\.admin"):
+            with pytest.raises(ListenError, match=rf"127\.0\.0\.1:{port} .*gateway\.listen\.admin.*in use"):
                 await open_ports(f"127.0.0.1:{free}", f"127.0.0.1:{port}")
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection("127.0.0.1", free)
@@ -347,11 +358,6 @@ async def test_connections_over_the_bound_are_closed_and_old_ones_cut(monkeypatc
         assert (await reader.read()).startswith(b"HTTP/1.1 200"), "and there is room again"
         writer.close()
         await servers.aclose()
-
-
-def test_addresses_are_split_at_the_last_colon() -> None:
-    assert split_address("[::1]:8003") == ("::1", 8003)
-    assert split_address("0.0.0.0:1") == ("0.0.0.0", 1)
 
 
 # --- the token --------------------------------------------------------------------------------------------------------

@@ -23,6 +23,21 @@ def answer(call: Call) -> Reply:
     return Reply(ANSWER)
 
 
+class Receiving:
+    """Asks for the body before it goes on, as the deadline layer does."""
+
+    def __init__(self, inner: ScriptedService) -> None:
+        self.inner = inner
+        self.seen: list[Call] = []
+
+    async def send(self, call: Call) -> Reply:
+        self.seen.append(call)
+        if call.message is None:
+            assert call.receive is not None
+            await call.receive()
+        return await self.inner.send(call)
+
+
 async def status(call: Any) -> tuple[grpc.StatusCode, str, dict[str, str]]:
     async with asyncio.timeout(10):
         code = await call.code()
@@ -136,15 +151,16 @@ async def test_every_reply_is_closed_once_with_ok() -> None:
 
 
 async def test_too_many_bodies_at_once_are_refused_with_a_pushback() -> None:
-    service = ScriptedService()
+    service = Receiving(ScriptedService())
     async with grpc_edge(service) as edge:
         big = service_pb2.ModelInferRequest(model_name="mine", raw_input_contents=[bytes(700_000)]).SerializeToString()
         first = edge.call("ModelInfer", big)
-        arrival = await service.arrivals.get()
+        arrival = await service.inner.arrivals.get()
         code, _, trailing = await status(edge.call("ModelInfer", big))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert trailing["x-sluice-reason"] == "body_memory"
         assert int(trailing["grpc-retry-pushback-ms"]) > 0
+        assert [call.model for call in service.seen] == ["mine", "mine"], "a shed call is a call, with its record"
         arrival.answer(ANSWER)
         await first
 

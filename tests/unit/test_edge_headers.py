@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from gateway.core.call import Attempt
 from gateway.core.errors import GatewayError, Reason
+from gateway.core.header_names import NEVER_FORWARDED
 from gateway.edge.headers import (
     FORWARD_BYTES_MAX,
-    NEVER_FORWARDED,
     NOT_YET,
     ClientHeaders,
     HeaderReader,

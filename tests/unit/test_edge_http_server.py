@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from gateway.edge.http_server import LISTEN_KEY
-from gateway.edge.listen import ListenError, listen_error, split_address
+from gateway.runtime.listen import ListenError, listen_error, split_address
 from tests.unit.edge_driving import Client, Edge, GatedService, ReceivingService, get, infer_response, post, running
 
 

@@ -10,7 +10,7 @@ from gateway.core.reply import Reply
 from gateway.edge.http_connection import LINGER_S
 from gateway.policy.schema import HttpLimits
 from tests.support.clock import ManualClock
-from tests.unit.edge_driving import Edge, GatedService, ReceivingService, get, post, read_answers, turns
+from tests.unit.edge_driving import LIVE, Edge, GatedService, ReceivingService, get, post, read_answers, turns
 
 LIMITS = HttpLimits(
     header_timeout_ms=1000,
@@ -18,7 +18,6 @@ LIMITS = HttpLimits(
     keepalive_idle_ms=5000,
     write_timeout_ms=3000,
 )
-LIVE = get("/v2/health/live")
 
 
 @pytest.fixture

@@ -84,18 +84,18 @@ def test_a_failed_or_empty_answer_keeps_the_last_good_set_and_raises_an_alarm() 
         del world.network.names[NAME]
         await asyncio.sleep(30)
         assert world.takers("m") == {A, B}
-        pool = world.directory.statistics(world.loop.time())["pools"]["gpu"]
+        pool = world.directory.pools(world.loop.time())["gpu"]
         assert pool["lookups_failed"] >= 14
         assert "Name or service not known" in pool["alarm"]
         world.network.names[NAME] = ()
         await asyncio.sleep(5)
         assert world.takers("m") == {A, B}
-        pool = world.directory.statistics(world.loop.time())["pools"]["gpu"]
+        pool = world.directory.pools(world.loop.time())["gpu"]
         assert pool["lookups_empty"] >= 2
         assert "no replicas" in pool["alarm"]
         world.network.names[NAME] = (B,)
         await world.until(lambda: world.takers("m") == {B}, 3)
-        assert not world.directory.statistics(world.loop.time())["pools"]["gpu"]["alarm"]
+        assert not world.directory.pools(world.loop.time())["gpu"]["alarm"]
 
     run(main, replicas=dns())
 
@@ -129,7 +129,7 @@ def test_more_addresses_than_allowed_are_not_used_and_those_in_use_stay() -> Non
         world.network.names[NAME] = (E, A, D, C, B)
         await asyncio.sleep(5)
         assert world.takers("m") == {C, D}
-        pool = world.directory.statistics(world.loop.time())["pools"]["gpu"]
+        pool = world.directory.pools(world.loop.time())["gpu"]
         assert pool["addresses_unused"] == 3
         assert "replicas_max" in pool["alarm"]
 
@@ -156,13 +156,13 @@ def test_a_watched_file_is_taken_up_and_a_bad_one_keeps_the_last_good_set() -> N
 
     async def main(world: FleetWorld) -> None:
         await asyncio.sleep(3)
-        assert world.directory.statistics(world.loop.time())["pools"]["gpu"]["alarm"], "there is no file yet"
+        assert world.directory.pools(world.loop.time())["gpu"]["alarm"], "there is no file yet"
         world.files.contents[path] = f"- {{grpc: '{A}:8001', http: '{A}:8000'}}\n".encode()
         assert await world.until(lambda: world.takers("m") == {A}) < 1.5
         world.files.contents[path] = f"- {{grcp: '{B}:8001', http: '{B}:8000'}}\n".encode()
         await asyncio.sleep(3)
         assert world.takers("m") == {A}
-        alarm = world.directory.statistics(world.loop.time())["pools"]["gpu"]["alarm"]
+        alarm = world.directory.pools(world.loop.time())["gpu"]["alarm"]
         assert "replicas.yaml:1:" in alarm
         assert "did you mean `grpc`" in alarm
         world.files.contents[path] = f'[{{"grpc": "{B}:8001", "http": "{B}:8000"}}]'.encode()

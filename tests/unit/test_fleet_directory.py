@@ -77,9 +77,9 @@ def test_a_model_that_the_policy_does_not_warm_gets_traffic_and_says_so() -> Non
     async def main(world: FleetWorld) -> None:
         await world.until(lambda: world.takers("m") == {A, B})
         assert not world.tritons[A].executed
-        statistics = world.directory.statistics(world.loop.time())
-        model = statistics["pools"]["gpu"]["replicas"][f"gpu/{A}:8001"]["models"][0]
-        assert model["warmup"].startswith("not warmed: the policy wants no")
+        replica = world.replica(A)
+        assert replica is not None
+        assert replica.models["m", "1"].warmup.startswith("not warmed: the policy wants no")
 
     run(main, policies={"m": {"warmup": Warmup(calls=0)}})
 

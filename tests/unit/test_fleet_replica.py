@@ -13,13 +13,13 @@ from gateway.core.faces import Endpoints, IndexEntry, ModelConfigBytes
 from gateway.core.snapshot import ModelState, ReplicaState
 from gateway.fleet.metrics_text import read_page
 from gateway.fleet.model_record import Description, Key
-from gateway.fleet.model_summary import ConfigSummary
 from gateway.fleet.replica import MODELS_MAX, Replica
 from gateway.policy.schema import Health
+from gateway.wire.kserve.model_config import ModelConfigSummary
 
 KEY: Key = ("m", "1")
 ONLY_M = frozenset({"m"})
-DESCRIPTION = Description(b"metadata", ModelConfigBytes(b"proto", b"{}"), ConfigSummary())
+DESCRIPTION = Description(b"metadata", ModelConfigBytes(b"proto", b"{}"), ModelConfigSummary())
 
 
 def replica(health: Health | None = None, last: bool = False) -> Replica:

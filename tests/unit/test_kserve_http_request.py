@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 
 from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
-from gateway.wire.kserve.http_raw import TensorSpec, decode_raw_infer
+from gateway.wire.kserve.http_raw import decode_raw_infer
 from gateway.wire.kserve.http_request import (
     ALL_BINARY,
     ALL_JSON,
@@ -24,6 +24,7 @@ from gateway.wire.kserve.http_request import (
     is_raw,
     parse_header_length,
 )
+from gateway.wire.kserve.metadata import TensorMetadata
 from tests.unit.kserve_messages import JSON_NUMERIC, NUMPY, arrays, bytes_tensor
 
 X = '{"name":"x","datatype":"FP32","shape":[1],"data":[1]}'
@@ -537,18 +538,18 @@ def test_header_length_zero_and_an_empty_body_are_raw_requests() -> None:
 @pytest.mark.parametrize(
     ("body", "spec", "max_batch_size", "shape", "raw"),
     [
-        (bytes(8), TensorSpec("x", "FP32", (-1,)), 8, [1, 2], bytes(8)),
-        (bytes(8), TensorSpec("x", "FP32", (-1,)), 0, [2], bytes(8)),
-        (bytes(24), TensorSpec("x", "FP32", (3, -1)), 8, [1, 3, 2], bytes(24)),
-        (bytes(12), TensorSpec("x", "FP32", (3,)), 8, [1, 3], bytes(12)),
-        (b"", TensorSpec("x", "FP32", (-1,)), 8, [1, 0], b""),
-        (b"hello", TensorSpec("x", "BYTES", (1,)), 8, [1, 1], b"\x05\x00\x00\x00hello"),
-        (b"hello", TensorSpec("x", "BYTES", (-1,)), 0, [1], b"\x05\x00\x00\x00hello"),
-        (b"", TensorSpec("x", "BYTES", (1,)), 8, [1, 1], bytes(4)),
+        (bytes(8), TensorMetadata("x", "FP32", (-1,)), 8, [1, 2], bytes(8)),
+        (bytes(8), TensorMetadata("x", "FP32", (-1,)), 0, [2], bytes(8)),
+        (bytes(24), TensorMetadata("x", "FP32", (3, -1)), 8, [1, 3, 2], bytes(24)),
+        (bytes(12), TensorMetadata("x", "FP32", (3,)), 8, [1, 3], bytes(12)),
+        (b"", TensorMetadata("x", "FP32", (-1,)), 8, [1, 0], b""),
+        (b"hello", TensorMetadata("x", "BYTES", (1,)), 8, [1, 1], b"\x05\x00\x00\x00hello"),
+        (b"hello", TensorMetadata("x", "BYTES", (-1,)), 0, [1], b"\x05\x00\x00\x00hello"),
+        (b"", TensorMetadata("x", "BYTES", (1,)), 8, [1, 1], bytes(4)),
     ],
 )
 def test_a_raw_body_fills_the_only_input(
-    body: bytes, spec: TensorSpec, max_batch_size: int, shape: list[int], raw: bytes
+    body: bytes, spec: TensorMetadata, max_batch_size: int, shape: list[int], raw: bytes
 ) -> None:
     decoded = decode_raw_infer(body, [spec], max_batch_size)
     request = message_of(decoded)
@@ -561,17 +562,17 @@ def test_a_raw_body_fills_the_only_input(
 @pytest.mark.parametrize(
     ("body", "specs", "fragment"),
     [
-        (bytes(9), [TensorSpec("x", "FP32", (-1,))], "does not fill"),
-        (bytes(20), [TensorSpec("x", "FP32", (3, -1))], "does not fill"),
-        (bytes(8), [TensorSpec("x", "FP32", (3,))], "does not fill"),
-        (bytes(8), [TensorSpec("x", "FP32", (0, -1))], "does not fill"),
-        (bytes(8), [TensorSpec("x", "FP32", (-1, -1))], "cannot be told"),
-        (b"abc", [TensorSpec("x", "BYTES", (2,))], "one element"),
+        (bytes(9), [TensorMetadata("x", "FP32", (-1,))], "does not fill"),
+        (bytes(20), [TensorMetadata("x", "FP32", (3, -1))], "does not fill"),
+        (bytes(8), [TensorMetadata("x", "FP32", (3,))], "does not fill"),
+        (bytes(8), [TensorMetadata("x", "FP32", (0, -1))], "does not fill"),
+        (bytes(8), [TensorMetadata("x", "FP32", (-1, -1))], "cannot be told"),
+        (b"abc", [TensorMetadata("x", "BYTES", (2,))], "one element"),
         (bytes(8), [], "one input"),
-        (bytes(8), [TensorSpec("x", "FP32", (-1,)), TensorSpec("y", "FP32", (-1,))], "has 2"),
+        (bytes(8), [TensorMetadata("x", "FP32", (-1,)), TensorMetadata("y", "FP32", (-1,))], "has 2"),
     ],
 )
-def test_a_raw_body_that_cannot_be_placed_is_refused(body: bytes, specs: list[TensorSpec], fragment: str) -> None:
+def test_a_raw_body_that_cannot_be_placed_is_refused(body: bytes, specs: list[TensorMetadata], fragment: str) -> None:
     with pytest.raises(GatewayError, match=fragment) as caught:
         decode_raw_infer(body, specs, 8)
     assert caught.value.reason is Reason.BAD_REQUEST

@@ -18,7 +18,6 @@ from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.snapshot import FleetSnapshot, GpuView, ModelState, ModelView, ReplicaState, ReplicaView
-from gateway.edge.observer import PROTOCOL_FAULTS
 from gateway.observe import labels
 from gateway.observe.document import page
 from gateway.observe.frozen import SERIES_MAX
@@ -373,7 +372,6 @@ def test_open_connections_go_up_and_down() -> None:
 def test_the_closed_sets_are_those_of_the_edge() -> None:
     templates = {route.template for route in Route}
     assert {label for label in labels.ROUTES if label.startswith("/")} == templates
-    assert set(PROTOCOL_FAULTS) == labels.PROTOCOL_FAULTS
     assert {code.name for code in Code} <= labels.STATUSES
 
 

@@ -266,6 +266,8 @@ CASES = {
     "no header": fleet("gateway: {forward_headers: ['a b']}\n", (6, 29, "not a header's name or prefix")),
     "star inside": fleet("gateway: {forward_headers: ['x-*-y']}\n", (6, 29, "not a header's name or prefix")),
     "hop-by-hop header": fleet("gateway: {forward_headers: [te]}\n", (6, 29, "never forwarded")),
+    "credential header": fleet("gateway: {forward_headers: [cookie]}\n", (6, 29, "never forwarded")),
+    "content headers": fleet("gateway: {forward_headers: [content-*]}\n", (6, 29, "never forwarded")),
     "header twice": fleet("gateway: {forward_headers: [a, a]}\n", (6, 32, "stands twice")),
     "pool sends more than gRPC takes": fleet(
         "gateway: {grpc: {message_bytes_max: 1024}}\n",

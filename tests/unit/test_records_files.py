@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
+from gateway.core.printable import printable
 from gateway.records.file_store import FileStore, record_files
 from gateway.records.render import Renderer, dropped_line
 from gateway.records.store import FAILURES, failure_reason
-from gateway.records.tail import Tailer, pretty, printable, tail
+from gateway.records.tail import Tailer, pretty, tail
 from tests.unit.records_support import record
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -43,7 +43,7 @@ async def running(
             yield log
         finally:
             await log.aclose(close_s)
-            await supervisor.stop()
+            await supervisor.stop_all()
 
 
 async def until(true: Callable[[], bool]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -11,6 +12,7 @@ from gateway.runtime.clock import SystemClock
 from gateway.runtime.scope import DeadlinePassed, DeadlineScope
 from gateway.runtime.supervisor import Supervisor
 from gateway.runtime.wheel import TimerWheel
+from tests.simulation.loop import SimulationLoop, simulate
 
 
 async def test_timers_fire_in_order_and_never_early() -> None:
@@ -110,7 +112,7 @@ async def test_a_background_job_comes_back_after_a_crash_and_after_a_strangers_c
         supervisor._tasks["job"].cancel()
         await third.wait()
     assert supervisor.statistics(0.0) == {"running": ["job"], "restarts": {"job": 2}}
-    await supervisor.stop()
+    await supervisor.stop_all()
     assert supervisor.statistics(0.0) == {"running": [], "restarts": {}}
 
 
@@ -137,3 +139,26 @@ def test_streams_of_chance_do_not_disturb_one_another() -> None:
     assert [second.stream("a").random() for _ in range(2)] == a
     assert a[0] == a[1], "a stream starts anew each time it is derived"
     assert Chance(8).stream("a").random() != a[0]
+
+
+def test_pauses_grow_with_each_crash_and_begin_anew_after_a_long_life() -> None:
+    """On a virtual clock: pauses of 1, 2, 4, ... 64 s, and again 1 s once a life was longer than the longest pause."""
+
+    async def main(loop: SimulationLoop) -> list[float]:
+        supervisor, begun, done = Supervisor(restart_delay_s=1.0), list[float](), asyncio.Event()
+        lives_s = [0.0] * 9 + [65.0, 0.0]
+
+        async def job() -> None:
+            begun.append(loop.time())
+            if len(begun) > len(lives_s):
+                done.set()
+                await asyncio.Event().wait()
+            await asyncio.sleep(lives_s[len(begun) - 1])
+            raise RuntimeError("crash")
+
+        supervisor.start("job", job)
+        await done.wait()
+        await supervisor.stop_all()
+        return [later - earlier for earlier, later in itertools.pairwise(begun)]
+
+    assert simulate(main, time_limit_s=1e6) == [1, 2, 4, 8, 16, 32, 64, 64, 64, 66, 2]

@@ -27,6 +27,7 @@ from tests.simulation import runner
 from tests.simulation.network import NetworkClient
 from tests.simulation.run import House, World
 from tests.simulation.small_house import SmallFleet, SmallHouse
+from tests.unit.simulation_findings import finds, verdict
 
 SEEDS = range(12)
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,21 +56,8 @@ def above(send: Send) -> Callable[[World], House]:
     return lambda world: SmallHouse(world, wrap_service=lambda inner: Wrapped(inner, send))
 
 
-def verdict(build: Callable[[World], House], seeds: Sequence[int] = SEEDS) -> str:
-    """Everything found over the seeds, as one text; "" if nothing was."""
-    found: list[str] = []
-    for seed in seeds:
-        found += runner.judge(seed, build).violations
-    return "\n".join(found)
-
-
-def finds(text: str, build: Callable[[World], House], seeds: Sequence[int] = SEEDS) -> bool:
-    """Whether any of the seeds finds something that says `text`; stops at the first."""
-    return any(text in violation for seed in seeds for violation in runner.judge(seed, build).violations)
-
-
 def test_a_sound_house_passes_every_check() -> None:
-    assert verdict(SmallHouse, range(40)) == ""
+    assert verdict(range(40), SmallHouse) == ""
 
 
 def test_a_leaked_permit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +70,7 @@ def test_a_leaked_permit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return [] if count % 50 == 0 else sound(self, replica)
 
     monkeypatch.setattr(Admission, "give_back", leaky)
-    assert finds("slots are held, but", SmallHouse)
+    assert finds("slots are held, but", SEEDS, SmallHouse)
 
 
 def test_a_permit_leaked_at_the_very_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +83,7 @@ def test_a_permit_leaked_at_the_very_end_is_found(monkeypatch: pytest.MonkeyPatc
                 admission.offer(Ticket(0.0))
 
     monkeypatch.setattr(SmallHouse, "stop", leaky)
-    assert finds("left behind: ", SmallHouse)
+    assert finds("left behind: ", SEEDS, SmallHouse)
 
 
 def test_a_lost_wake_up_is_found_although_deadlines_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +93,7 @@ def test_a_lost_wake_up_is_found_although_deadlines_hide_it(monkeypatch: pytest.
         sound([ticket for ticket in tickets if int(ticket.offered_s * 1e6) % 3])
 
     monkeypatch.setattr(admit, "_wake", forgetful)
-    assert finds("slots are held, but", SmallHouse)
+    assert finds("slots are held, but", SEEDS, SmallHouse)
 
 
 def test_a_free_slot_beside_a_queue_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,19 +107,19 @@ def test_a_free_slot_beside_a_queue_is_found(monkeypatch: pytest.MonkeyPatch) ->
             self._serve = serve  # type: ignore[method-assign]
 
     monkeypatch.setattr(Admission, "give_back", lazy)
-    assert finds("calls wait although a slot is free", SmallHouse)
+    assert finds("calls wait although a slot is free", SEEDS, SmallHouse)
 
 
 def test_more_calls_than_slots_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         LeastInFlight, "pick", lambda self, candidates, held: candidates[0].replica if candidates else None
     )
-    assert finds("calls in flight on", SmallHouse)
+    assert finds("calls in flight on", SEEDS, SmallHouse)
 
 
 def test_an_overfull_queue_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Admission, "queue_max", property(lambda self: 10_000))
-    assert finds("queues_keep_their_bound", SmallHouse)
+    assert finds("queues_keep_their_bound", SEEDS, SmallHouse)
 
 
 def test_two_records_of_one_call_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +131,7 @@ def test_two_records_of_one_call_are_found(monkeypatch: pytest.MonkeyPatch) -> N
             sound(self, call, *rest)
 
     monkeypatch.setattr(record.RecordLayer, "_end", twice)
-    assert finds("one_record: ", SmallHouse)
+    assert finds("one_record: ", SEEDS, SmallHouse)
 
 
 def test_a_missing_record_of_a_client_that_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +142,7 @@ def test_a_missing_record_of_a_client_that_left_is_found(monkeypatch: pytest.Mon
             sound(self, call, outcome, *rest)
 
     monkeypatch.setattr(record.RecordLayer, "_end", forgetful)
-    assert finds("records are missing, 0 dropped", SmallHouse)
+    assert finds("records are missing, 0 dropped", SEEDS, SmallHouse)
 
 
 def test_an_answer_after_the_deadline_is_found() -> None:
@@ -164,12 +152,12 @@ def test_an_answer_after_the_deadline_is_found() -> None:
         await asyncio.sleep(0.05)
         return reply
 
-    assert finds("no_answer_after_the_deadline: call-", above(generous))
+    assert finds("no_answer_after_the_deadline: call-", SEEDS, above(generous))
 
 
 def test_a_deadline_that_does_not_fire_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeadlineScope, "_fire", lambda self: None)
-    assert finds("ms after its deadline", SmallHouse)
+    assert finds("ms after its deadline", SEEDS, SmallHouse)
 
 
 def test_swapped_answers_are_found() -> None:
@@ -180,7 +168,7 @@ def test_swapped_answers_are_found() -> None:
         last.append(reply.message)
         return Reply(last[-2] if len(last) % 10 == 0 else reply.message)
 
-    assert finds("the_answer_is_the_questions_own", below(swap))
+    assert finds("the_answer_is_the_questions_own", SEEDS, below(swap))
 
 
 def test_a_record_that_names_another_version_than_the_one_that_ran_is_found() -> None:
@@ -189,7 +177,7 @@ def test_a_record_that_names_another_version_than_the_one_that_ran_is_found() ->
         call.trail.version_served = "1"
         return reply
 
-    assert finds("the record says version '1'", below(confused))
+    assert finds("the record says version '1'", SEEDS, below(confused))
 
 
 def test_a_call_sent_twice_is_found() -> None:
@@ -198,14 +186,14 @@ def test_a_call_sent_twice_is_found() -> None:
             await inner.send(call)
         return await inner.send(call)
 
-    assert finds("nothing_runs_oftener_than_it_was_sent", below(double))
+    assert finds("nothing_runs_oftener_than_it_was_sent", SEEDS, below(double))
 
 
 def test_an_attempt_that_outlives_its_call_is_found() -> None:
     async def shielded(inner: Service, call: Call) -> Reply:
         return await asyncio.shield(asyncio.ensure_future(inner.send(call)))
 
-    assert finds("slots are held, but", below(shielded)), "the attempt runs on after its slot was given back"
+    assert finds("slots are held, but", SEEDS, below(shielded)), "the attempt runs on after its slot was given back"
 
 
 def test_a_cancel_that_does_not_reach_the_replica_is_not_mistaken_for_one_that_does(
@@ -218,7 +206,7 @@ def test_a_cancel_that_does_not_reach_the_replica_is_not_mistaken_for_one_that_d
         self.calls[object()] = None  # type: ignore[index]
 
     monkeypatch.setattr(NetworkClient, "aclose", leave_open)
-    assert finds("upstream calls are still out", SmallHouse, range(2))
+    assert finds("upstream calls are still out", range(2), SmallHouse)
 
 
 def test_calls_to_a_replica_that_is_long_gone_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +216,7 @@ def test_calls_to_a_replica_that_is_long_gone_are_found(monkeypatch: pytest.Monk
         return await sound(self, machine, client) or self.views.get(machine)
 
     monkeypatch.setattr(SmallFleet, "_look", stubborn)
-    assert finds("which has not been able to answer for", SmallHouse, range(30))
+    assert finds("which has not been able to answer for", range(30), SmallHouse)
 
 
 def test_a_fleet_that_never_comes_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +231,7 @@ def test_a_fleet_that_never_comes_back_is_found(monkeypatch: pytest.MonkeyPatch)
         return view
 
     monkeypatch.setattr(SmallFleet, "_look", grudge)
-    assert finds("gets no calls of model-a 1 yet, 5 s after the last fault", SmallHouse, range(30))
+    assert finds("gets no calls of model-a 1 yet, 5 s after the last fault", range(30), SmallHouse)
 
 
 def test_a_background_job_that_died_unnoticed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +246,7 @@ def test_a_background_job_that_died_unnoticed_is_found(monkeypatch: pytest.Monke
         asyncio.ensure_future(job())  # noqa: RUF006
 
     monkeypatch.setattr(SmallHouse, "start", start)
-    assert finds("exception was never retrieved: OSError: planted", SmallHouse, range(1))
+    assert finds("exception was never retrieved: OSError: planted", range(1), SmallHouse)
 
 
 def test_a_task_left_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +257,7 @@ def test_a_task_left_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         asyncio.ensure_future(asyncio.sleep(3600))  # noqa: RUF006
 
     monkeypatch.setattr(SmallHouse, "start", start)
-    assert finds("task left over", SmallHouse, range(1))
+    assert finds("task left over", range(1), SmallHouse)
 
 
 async def _by_the_wall_clock(inner: Service, call: Call) -> Reply:
@@ -293,7 +281,7 @@ keep: list[object] = []
 
 @pytest.mark.parametrize("send", [_by_the_wall_clock, _by_unseeded_chance, _by_memory_addresses])
 def test_whatever_the_seed_does_not_decide_makes_two_runs_differ(send: Send) -> None:
-    assert finds("two runs of one seed differ", above(send), range(2))
+    assert finds("two runs of one seed differ", range(2), above(send))
 
 
 def test_a_failed_seed_is_explained_with_its_trace_and_its_replay() -> None:

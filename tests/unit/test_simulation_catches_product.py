@@ -18,23 +18,10 @@ from gateway.records.log import RecordLog
 from gateway.records.record import PredictionRecord
 from gateway.runtime.scope import DeadlineScope
 from gateway.runtime.wheel import Timer
-from tests.simulation import runner
+from tests.unit.simulation_findings import finds, verdict
 
 DIRECT = range(0, 16, 2)
 BYTES = range(1, 17, 2)
-
-
-def verdict(seeds: range) -> str:
-    """Everything found over the seeds in the real house, as one text; "" if nothing was."""
-    found: list[str] = []
-    for seed in seeds:
-        found += runner.judge(seed).violations
-    return "\n".join(found)
-
-
-def finds(text: str, seeds: range) -> bool:
-    """Whether any of the seeds finds something that says `text`; stops at the first."""
-    return any(text in violation for seed in seeds for violation in runner.judge(seed).violations)
 
 
 def test_the_real_house_passes_every_check_by_both_entrances() -> None:

@@ -11,7 +11,8 @@ from gateway.core.errors import GatewayError
 from gateway.wire.kserve import protobuf as pb
 from gateway.wire.kserve.datatypes import BY_NAME, MAX_TENSOR_BYTES, Datatype, element_count
 from gateway.wire.kserve.json_text import bad_request, quoted
-from gateway.wire.kserve.request_view import MAX_SHAPE_RANK, shared_memory_refused
+from gateway.wire.kserve.request_view import shared_memory_refused
+from gateway.wire.kserve.tensor_message import MAX_SHAPE_RANK, encode_tensor
 
 MAX_DEPTH = 100
 """How deeply `data` may be nested; Triton's own bound since 25.05."""
@@ -33,10 +34,7 @@ class TensorHead:
     __slots__ = ("byte_size", "count", "datatype", "field", "pack")
 
     def __init__(self, name: str, datatype: Datatype, shape: list[int], count: int) -> None:
-        body = pb.text_field(1, name) + pb.text_field(2, datatype.name)
-        if shape:
-            body += pb.len_field(3, b"".join(map(pb.varint, shape)))
-        self.field = pb.len_field(5, body)
+        self.field = pb.len_field(5, encode_tensor(name, datatype.name, shape))
         self.datatype = datatype
         self.count = count
         self.byte_size = count * datatype.size if datatype.size else None

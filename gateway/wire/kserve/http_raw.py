@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gateway.wire.kserve import protobuf as pb
 from gateway.wire.kserve.datatypes import BY_NAME
 from gateway.wire.kserve.http_input import make_head
 from gateway.wire.kserve.http_request import ALL_BINARY, HttpInferRequest
 from gateway.wire.kserve.json_text import bad_request, quoted
+from gateway.wire.kserve.metadata import TensorMetadata
 
 _SIZE = struct.Struct("<I")
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """A tensor as a model declares it. `datatype` is the protocol's name; -1 in `shape` stands for a variable
-    dimension. In a model configuration `shape` lacks the batch dimension, in metadata it has it.
-    """
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-
-
 def decode_raw_infer(
-    body: bytes | bytearray | memoryview, inputs: Sequence[TensorSpec], max_batch_size: int
+    body: bytes | bytearray | memoryview, inputs: Sequence[TensorMetadata], max_batch_size: int
 ) -> HttpInferRequest:
     """The request for a raw body: all outputs, in binary form, batch 1 where the model batches.
 

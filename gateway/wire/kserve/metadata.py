@@ -11,16 +11,20 @@ from dataclasses import dataclass, replace
 
 import orjson
 
+from gateway.core.faces import IndexEntry
 from gateway.wire.kserve import protobuf as pb
-from gateway.wire.kserve.request_view import read_shape, unparseable
+from gateway.wire.kserve.request_view import unparseable
 from gateway.wire.kserve.response_view import broken
+from gateway.wire.kserve.tensor_message import encode_tensor, read_tensor
 
 SHARED_MEMORY_EXTENSIONS = frozenset(("system_shared_memory", "cuda_shared_memory"))
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMetadata:
-    """One tensor of a model. `shape` has the batch dimension, as -1, where the model batches."""
+    """A tensor as a model declares it. `datatype` is the protocol's name; -1 in `shape` is a variable dimension. In
+    metadata `shape` has the batch dimension where the model batches, in a configuration it lacks it.
+    """
 
     name: str
     datatype: str
@@ -50,8 +54,8 @@ class ModelMetadata:
         parts = [_text(1, self.name)]
         parts += (pb.text_field(2, version) for version in self.versions)
         parts.append(_text(3, self.platform))
-        parts += (pb.len_field(4, _tensor_bytes(tensor)) for tensor in self.inputs)
-        parts += (pb.len_field(5, _tensor_bytes(tensor)) for tensor in self.outputs)
+        parts += (pb.len_field(4, encode_tensor(tensor.name, tensor.datatype, tensor.shape)) for tensor in self.inputs)
+        parts += (pb.len_field(5, encode_tensor(tensor.name, tensor.datatype, tensor.shape)) for tensor in self.outputs)
         return b"".join(parts)
 
 
@@ -79,25 +83,8 @@ class ServerMetadata:
         return b"".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
-    """One entry of the repository index. A model that was never loaded has only a name."""
-
-    name: str
-    version: str
-    state: str
-    reason: str
-
-
 def _text(number: int, value: str) -> bytes:
     return pb.text_field(number, value) if value else b""
-
-
-def _tensor_bytes(tensor: TensorMetadata) -> bytes:
-    body = _text(1, tensor.name) + _text(2, tensor.datatype)
-    if tensor.shape:
-        body += pb.len_field(3, b"".join(map(pb.varint, tensor.shape)))
-    return body
 
 
 def encode_bool(value: bool) -> bytes:
@@ -151,22 +138,10 @@ def decode_model_metadata(message: bytes) -> ModelMetadata:
             elif number in names:
                 names[number] = pb.text(message, a, b)
             else:
-                tensors[number].append(_tensor(message, a, b))
+                tensors[number].append(TensorMetadata(*read_tensor(message, a, b)))
     except pb.WireError as error:
         raise broken(str(error)) from None
     return ModelMetadata(names[1], tuple(versions), names[3], tuple(tensors[4]), tuple(tensors[5]))
-
-
-def _tensor(message: bytes, start: int, stop: int) -> TensorMetadata:
-    names = {1: "", 2: ""}
-    shape: list[int] = []
-    for number, wire, a, b in pb.fields(message, start, stop):
-        if number == 3:
-            read_shape(message, wire, a, b, shape)
-        elif number in names:
-            pb.expect(wire, pb.LEN, number, b)
-            names[number] = pb.text(message, a, b)
-    return TensorMetadata(names[1], names[2], tuple(shape))
 
 
 def decode_server_metadata(message: bytes) -> ServerMetadata:
@@ -185,11 +160,6 @@ def decode_server_metadata(message: bytes) -> ServerMetadata:
     except pb.WireError as error:
         raise broken(str(error)) from None
     return ServerMetadata(names[1], names[2], tuple(extensions))
-
-
-def encode_index_request(ready_only: bool = False) -> bytes:
-    """A serialized `RepositoryIndexRequest` for the whole repository."""
-    return pb.varint_field(2, 1) if ready_only else b""
 
 
 def decode_index(message: bytes) -> tuple[IndexEntry, ...]:

@@ -1,136 +1,120 @@
-"""The few things that the gateway must know of a model's configuration, from Triton's JSON form of it.
+"""The few things that the gateway must know of a model's configuration: how the model may be called.
 
-The configuration itself is not translated: it is fetched over both protocols when a model appears, and each protocol
-is served its own bytes.
+Read from the protobuf form, which is there for every model; Triton's HTTP cannot reach every name. The configuration
+itself is not translated: it is fetched over both protocols, and each is served its own bytes. Field numbers are those
+of `inference.ModelConfig` in Triton 2.51; the tests compare them with the classes of tritonclient.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import orjson
-
-from gateway.wire.kserve.datatypes import BY_CONFIG_NAME
-from gateway.wire.kserve.http_raw import TensorSpec
+from gateway.wire.kserve import protobuf as pb
+from gateway.wire.kserve.datatypes import BY_CONFIG_NUMBER
+from gateway.wire.kserve.metadata import TensorMetadata
 from gateway.wire.kserve.response_view import broken
+from gateway.wire.kserve.tensor_message import read_shape
 
-
-@dataclass(frozen=True, slots=True)
-class QueuePolicy:
-    """Triton's own queue in front of the model. 0: no bound (`max_queue_size`, in requests), no timeout."""
-
-    max_queue_size: int
-    default_timeout_us: int
-    allow_timeout_override: bool
-    timeout_action: str
-
-
-@dataclass(frozen=True, slots=True)
-class DynamicBatching:
-    """Present only where the model batches dynamically; only such a model's queued requests can be cancelled."""
-
-    preferred_batch_sizes: tuple[int, ...]
-    max_queue_delay_us: int
-    preserve_ordering: bool
-    priority_levels: int
-    queue: QueuePolicy
+_KIND_GPU = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfigSummary:
-    """`instances` is how many executions one replica runs at once: over all groups, per listed GPU, passive ones left
-    out, at least 1 (an ensemble has no groups of its own). `inputs` and `outputs` lack the batch dimension, which
-    exists where `max_batch_size` is at least 1.
+    """What of a model's configuration decides how it may be called.
+
+    `instances` is how many executions one replica runs at once: over all groups, per listed GPU, passive ones left out,
+    at least 1 (an ensemble has no groups of its own). `batches`: Triton merges several calls into one execution.
+    `inputs` lack the batch dimension, which exists where `max_batch_size` is at least 1; `optional_inputs` are those
+    that may be missing in a request.
     """
 
-    name: str
-    platform: str
-    backend: str
-    max_batch_size: int
-    instances: int
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    optional_inputs: frozenset[str]
-    decoupled: bool
-    sequence: bool
-    ensemble: bool
-    response_cache: bool
-    dynamic_batching: DynamicBatching | None
-
-    @property
-    def stateless(self) -> bool:
-        """Whether each call stands for itself and has exactly one answer."""
-        return not (self.decoupled or self.sequence)
-
-    @property
-    def slots(self) -> int:
-        """How many calls of one element each a replica can work on at once: instances times batch size."""
-        batching = self.dynamic_batching is not None or self.sequence
-        return self.instances * (max(1, self.max_batch_size) if batching else 1)
+    max_batch_size: int = 0
+    instances: int = 1
+    batches: bool = False
+    decoupled: bool = False
+    sequence: bool = False
+    inputs: tuple[TensorMetadata, ...] = ()
+    optional_inputs: frozenset[str] = frozenset()
 
 
-def summarise_config(document: bytes | str) -> ModelConfigSummary:
-    """Summarise a model configuration in Triton's JSON. Numbers may be JSON strings, as protobuf's own JSON has them;
-    absent keys have their defaults. Raises `GatewayError` (UPSTREAM_BROKEN).
-    """
+def summarise_config(response: bytes) -> ModelConfigSummary:
+    """The summary of a replica's `ModelConfigResponse`. Raises `GatewayError` (UPSTREAM_BROKEN)."""
     try:
-        config = orjson.loads(document)
-        if type(config) is not dict:
-            raise TypeError("it is not an object")
-        return _summarise(config)
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise broken(f"model configuration: {str(error)[:200]}") from None
+        for number, wire, start, stop in pb.fields(response, 0, len(response)):
+            if number == 1:
+                pb.expect(wire, pb.LEN, 1, stop)
+                return _summarise(response, start, stop)
+    except pb.WireError as error:
+        raise broken(f"model configuration: {error}") from None
+    return ModelConfigSummary()
 
 
-def _summarise(config: dict[str, Any]) -> ModelConfigSummary:
-    inputs = config.get("input") or []
-    batching = config.get("dynamic_batching")
-    policy = config.get("model_transaction_policy") or {}
-    cache = config.get("response_cache") or {}
+def _summarise(message: bytes, start: int, stop: int) -> ModelConfigSummary:
+    batch = instances = 0
+    batches = decoupled = sequence = False
+    inputs: list[TensorMetadata] = []
+    optional: set[str] = set()
+    for number, wire, a, b in pb.fields(message, start, stop):
+        if number == 4 and wire == pb.VARINT:
+            batch = max(0, pb.signed(a))
+        elif wire != pb.LEN:
+            continue
+        elif number == 5:
+            tensor, is_optional = _read_input(message, a, b)
+            inputs.append(tensor)
+            if is_optional:
+                optional.add(tensor.name)
+        elif number == 7:
+            instances += _count_instances(message, a, b)
+        elif number == 11:
+            batches = True
+        elif number == 13:
+            batches = sequence = True
+        elif number == 19:
+            decoupled = _is_decoupled(message, a, b)
     return ModelConfigSummary(
-        name=str(config["name"]),
-        platform=str(config.get("platform", "")),
-        backend=str(config.get("backend", "")),
-        max_batch_size=int(config.get("max_batch_size", 0)),
-        instances=_instances(config.get("instance_group") or []),
-        inputs=tuple(map(_spec, inputs)),
-        outputs=tuple(map(_spec, config.get("output") or [])),
-        optional_inputs=frozenset(str(each["name"]) for each in inputs if each.get("optional", False)),
-        decoupled=bool(policy.get("decoupled", False)),
-        sequence="sequence_batching" in config,
-        ensemble="ensemble_scheduling" in config,
-        response_cache=bool(cache.get("enable", False)),
-        dynamic_batching=None if batching is None else _batching(batching),
+        max_batch_size=batch,
+        instances=max(1, instances),
+        batches=batches,
+        decoupled=decoupled,
+        sequence=sequence,
+        inputs=tuple(inputs),
+        optional_inputs=frozenset(optional),
     )
 
 
-def _instances(groups: list[dict[str, Any]]) -> int:
-    total = 0
-    for group in groups:
-        if not group.get("passive", False):
-            total += int(group.get("count", 1)) * max(1, len(group.get("gpus") or []))
-    return max(1, total)
+def _is_decoupled(message: bytes, start: int, stop: int) -> bool:
+    return any(number == 1 and wire == pb.VARINT and a != 0 for number, wire, a, _ in pb.fields(message, start, stop))
 
 
-def _spec(tensor: dict[str, Any]) -> TensorSpec:
-    config_name = str(tensor["data_type"])
-    row = BY_CONFIG_NAME.get(config_name)
-    name = row.name if row is not None else config_name
-    return TensorSpec(str(tensor["name"]), name, tuple(map(int, tensor.get("dims") or [])))
+def _read_input(message: bytes, start: int, stop: int) -> tuple[TensorMetadata, bool]:
+    name, datatype, optional = "", 0, False
+    shape: list[int] = []
+    for number, wire, a, b in pb.fields(message, start, stop):
+        if number == 1 and wire == pb.LEN:
+            name = pb.text(message, a, b)
+        elif number == 2 and wire == pb.VARINT:
+            datatype = a
+        elif number == 4:
+            read_shape(message, wire, a, b, shape, number)
+        elif number == 8 and wire == pb.VARINT:
+            optional = a != 0
+    row = BY_CONFIG_NUMBER.get(datatype)
+    return TensorMetadata(name, row.name if row is not None else f"type {datatype}", tuple(shape)), optional
 
 
-def _batching(batching: dict[str, Any]) -> DynamicBatching:
-    queue = batching.get("default_queue_policy") or {}
-    return DynamicBatching(
-        preferred_batch_sizes=tuple(map(int, batching.get("preferred_batch_size") or [])),
-        max_queue_delay_us=int(batching.get("max_queue_delay_microseconds", 0)),
-        preserve_ordering=bool(batching.get("preserve_ordering", False)),
-        priority_levels=int(batching.get("priority_levels", 0)),
-        queue=QueuePolicy(
-            max_queue_size=int(queue.get("max_queue_size", 0)),
-            default_timeout_us=int(queue.get("default_timeout_microseconds", 0)),
-            allow_timeout_override=bool(queue.get("allow_timeout_override", False)),
-            timeout_action=str(queue.get("timeout_action", "REJECT")),
-        ),
-    )
+def _count_instances(message: bytes, start: int, stop: int) -> int:
+    """`count` of one instance group; per listed GPU for a GPU group; 0 for a passive one, which takes no requests."""
+    count, kind, gpus, passive = 1, 0, 0, False
+    for number, wire, a, b in pb.fields(message, start, stop):
+        if number == 2 and wire == pb.VARINT:
+            count = max(0, pb.signed(a))
+        elif number == 3:
+            gpus += 1 if wire == pb.VARINT else pb.count_varints(message, a, b)
+        elif number == 4 and wire == pb.VARINT:
+            kind = a
+        elif number == 7 and wire == pb.VARINT:
+            passive = a != 0
+    if passive:
+        return 0
+    return count * max(1, gpus) if kind == _KIND_GPU else count

@@ -1,13 +1,10 @@
-"""What the gateway reads of a `ModelInferRequest`: the head for routing, and a fuller view for records and limits."""
+"""What the gateway reads of a `ModelInferRequest` before it routes it."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
 from gateway.wire.kserve import protobuf as pb
-from gateway.wire.kserve.datatypes import BY_NAME
 from gateway.wire.kserve.parameters import Parameter, read_entry
 
 NO_PARAMETERS: dict[str, Parameter] = {}
@@ -15,12 +12,12 @@ NO_PARAMETERS: dict[str, Parameter] = {}
 
 MAX_PARAMETERS = 1024
 MAX_TENSORS = 4096
-MAX_SHAPE_RANK = 64
 _MAX_TENSOR_FIELDS = 128
-_MAX_ELEMENT_FIELDS = 1 << 16
 
 _SHARED_MEMORY = "shared_memory_region"
 _SHARED_MEMORY_BYTES = _SHARED_MEMORY.encode()
+_PARAMETERS_OF = {5: 4, 6: 2}
+"""Fields of the request that hold inputs and requested outputs, to the field of their parameters."""
 
 
 class RequestHead:
@@ -37,37 +34,6 @@ class RequestHead:
         self.model_version = model_version
         self.id = id
         self.parameters = parameters
-
-
-@dataclass(frozen=True, slots=True)
-class InputView:
-    """One input tensor. `byte_length` is what its elements take in raw form, also where they came as typed contents;
-    0 for a tensor in shared memory. `shape` is as sent: it may be negative or not fit the bytes.
-    """
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    parameters: dict[str, Parameter]
-    byte_length: int
-
-
-@dataclass(frozen=True, slots=True)
-class OutputRequestView:
-    """One requested output."""
-
-    name: str
-    parameters: dict[str, Parameter]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestView:
-    """Names, types, shapes and sizes of a request's tensors; no tensor is copied."""
-
-    inputs: tuple[InputView, ...]
-    outputs: tuple[OutputRequestView, ...]
-    tensor_bytes: int
-    """Bytes of all tensors together, raw entries beyond the inputs included."""
 
 
 def unparseable(what: str, error: pb.WireError) -> GatewayError:
@@ -147,17 +113,21 @@ def _read_head(message: bytes) -> RequestHead:
 
 
 def _uses_shared_memory(message: bytes) -> bool:
-    view = _read_view(message, measure=False)
-    maps = [tensor.parameters for tensor in view.inputs] + [output.parameters for output in view.outputs]
-    return any(_SHARED_MEMORY in parameters for parameters in maps)
-
-
-def read_view(message: bytes) -> RequestView:
-    """The tensors of a serialized `ModelInferRequest`, for records and limits. Raises as `read_head` does."""
-    try:
-        return _read_view(message, measure=True)
-    except pb.WireError as error:
-        raise unparseable("ModelInferRequest", error) from None
+    """Whether a tensor's own parameters name a region; the same text anywhere else means nothing."""
+    tensors = 0
+    for number, wire, start, stop in pb.fields(message, 0, len(message)):
+        if number not in _PARAMETERS_OF:
+            continue
+        pb.expect(wire, pb.LEN, number, stop)
+        tensors += 1
+        if tensors > MAX_TENSORS:
+            raise pb.WireError(f"more than {MAX_TENSORS} tensors", start)
+        for inner, inner_wire, a, b in pb.fields(message, start, stop, _MAX_TENSOR_FIELDS):
+            if inner == _PARAMETERS_OF[number]:
+                pb.expect(inner_wire, pb.LEN, inner, b)
+                if read_entry(message, a, b)[0] == _SHARED_MEMORY:
+                    return True
+    return False
 
 
 def shared_memory_refused(tensor: str) -> GatewayError:
@@ -181,129 +151,3 @@ def override_model(message: bytes, model: str, version: str) -> bytes:
     appended fields would be read as part of the last one.
     """
     return message + model_override(model, version)
-
-
-def _read_view(message: bytes, measure: bool) -> RequestView:
-    """Without `measure` typed contents have the size of their encoded form, which is cheaper to know."""
-    inputs: list[tuple[str, str, tuple[int, ...], dict[str, Parameter], int]] = []
-    outputs: list[OutputRequestView] = []
-    raw: list[int] = []
-    end = len(message)
-    for number, wire, start, stop in pb.fields(message, 0, end):
-        if number < 5 or number > 7:
-            continue
-        pb.expect(wire, pb.LEN, number, stop)
-        if number == 5:
-            inputs.append(_read_input(message, start, stop, measure))
-        elif number == 6:
-            outputs.append(_read_output(message, start, stop))
-        else:
-            raw.append(stop - start)
-        if len(inputs) > MAX_TENSORS or len(outputs) > MAX_TENSORS or len(raw) > MAX_TENSORS:
-            raise pb.WireError(f"more than {MAX_TENSORS} tensors", start)
-    sizes = iter(raw)
-    views: list[InputView] = []
-    total = sum(raw)
-    for name, datatype, shape, parameters, contents in inputs:
-        if _SHARED_MEMORY in parameters:
-            size = 0  # such an input takes no raw entry
-        elif raw:
-            size = next(sizes, 0)
-        else:
-            size = contents
-            total += contents
-        views.append(InputView(name, datatype, shape, parameters, size))
-    return RequestView(tuple(views), tuple(outputs), total)
-
-
-def read_shape(message: bytes, wire: int, a: int, b: int, shape: list[int]) -> None:
-    """Append the dimensions of one occurrence of a `repeated int64 shape` field, packed or not."""
-    if wire == pb.VARINT:
-        shape.append(pb.signed(a))
-    else:
-        pb.expect(wire, pb.LEN, 3, b)
-        while a < b:
-            value, a = pb.read_varint(message, a, b)
-            shape.append(pb.signed(value))
-            if len(shape) > MAX_SHAPE_RANK:
-                break
-    if len(shape) > MAX_SHAPE_RANK:
-        raise pb.WireError(f"shape with more than {MAX_SHAPE_RANK} dimensions", a)
-
-
-def _read_input(
-    message: bytes, start: int, stop: int, measure: bool
-) -> tuple[str, str, tuple[int, ...], dict[str, Parameter], int]:
-    name = datatype = ""
-    shape: list[int] = []
-    parameters = NO_PARAMETERS
-    contents: list[tuple[int, int]] = []
-    for number, wire, a, b in pb.fields(message, start, stop, _MAX_TENSOR_FIELDS):
-        if number == 3:
-            read_shape(message, wire, a, b, shape)
-        elif number <= 5:
-            pb.expect(wire, pb.LEN, number, b)
-            if number == 1:
-                name = pb.text(message, a, b)
-            elif number == 2:
-                datatype = pb.text(message, a, b)
-            elif number == 4:
-                parameters = _add(message, a, b, parameters)
-            else:
-                contents.append((a, b))
-    if measure:
-        size = sum(_contents_bytes(message, a, b, datatype) for a, b in contents)
-    else:
-        size = sum(b - a for a, b in contents)
-    return name, datatype, tuple(shape), parameters, size
-
-
-def _read_output(message: bytes, start: int, stop: int) -> OutputRequestView:
-    name = ""
-    parameters = NO_PARAMETERS
-    for number, wire, a, b in pb.fields(message, start, stop, _MAX_TENSOR_FIELDS):
-        if number == 1:
-            pb.expect(wire, pb.LEN, number, b)
-            name = pb.text(message, a, b)
-        elif number == 2:
-            pb.expect(wire, pb.LEN, number, b)
-            parameters = _add(message, a, b, parameters)
-    return OutputRequestView(name, parameters)
-
-
-def _add(message: bytes, a: int, b: int, parameters: dict[str, Parameter]) -> dict[str, Parameter]:
-    if parameters is NO_PARAMETERS:
-        parameters = {}
-    key, value = read_entry(message, a, b)
-    parameters[key] = value
-    if len(parameters) > MAX_PARAMETERS:
-        raise pb.WireError(f"more than {MAX_PARAMETERS} parameters", a)
-    return parameters
-
-
-def _contents_bytes(message: bytes, start: int, stop: int, datatype: str) -> int:
-    """Raw size of the typed elements in an `InferTensorContents`, of all its fields. Of elements that are encoded one
-    by one only the first 65,536 are measured; the rest counts as the bytes that it takes in the message.
-    """
-    row = BY_NAME.get(datatype)
-    element = row.size if row is not None else 0
-    total = 0
-    for count, (number, wire, a, b) in enumerate(pb.fields(message, start, stop, 1 << 31)):
-        if count == _MAX_ELEMENT_FIELDS:
-            total += stop - b
-            break
-        if number == 8:
-            pb.expect(wire, pb.LEN, number, b)
-            total += 4 + b - a
-        elif number in (6, 7):
-            width = pb.FIXED32 if number == 6 else pb.FIXED64
-            if wire != width:
-                pb.expect(wire, pb.LEN, number, b)
-            total += b - a
-        elif number <= 5:
-            if wire == pb.VARINT:
-                total += element
-            else:
-                pb.expect(wire, pb.LEN, number, b)
-                total += element * pb.count_varints(message, a, b)
-    return total

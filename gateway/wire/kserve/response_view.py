@@ -13,7 +13,8 @@ from gateway.wire.kserve import protobuf as pb
 from gateway.wire.kserve.datatypes import BY_NAME, Datatype, element_count
 from gateway.wire.kserve.json_text import quoted
 from gateway.wire.kserve.parameters import Parameter, read_entry
-from gateway.wire.kserve.request_view import MAX_PARAMETERS, NO_PARAMETERS, read_shape
+from gateway.wire.kserve.request_view import MAX_PARAMETERS, NO_PARAMETERS
+from gateway.wire.kserve.tensor_message import read_tensor
 
 _CACHE_MAX = 4096
 _CACHED_BYTES_MAX = 256
@@ -183,21 +184,11 @@ def _output(message: bytes, start: int, stop: int) -> OutputHead:
 
 
 def _parse_output(message: bytes, start: int, stop: int) -> OutputHead:
-    name = datatype = ""
-    shape: list[int] = []
-    for number, wire, a, b in pb.fields(message, start, stop):
-        if number == 3:
-            read_shape(message, wire, a, b, shape)
-        elif number <= 2:
-            pb.expect(wire, pb.LEN, number, b)
-            if number == 1:
-                name = pb.text(message, a, b)
-            else:
-                datatype = pb.text(message, a, b)
+    name, datatype, shape = read_tensor(message, start, stop)
     row = BY_NAME.get(datatype)
     if row is None:
         raise pb.WireError(f"output {quoted(name)} has the unknown datatype {quoted(datatype)}", start)
     count = None if any(dim < 0 for dim in shape) else element_count(shape)
     if count is None:
-        raise pb.WireError(f"output {quoted(name)} has the impossible shape {shape}", start)
-    return OutputHead(name, row, tuple(shape), count)
+        raise pb.WireError(f"output {quoted(name)} has the impossible shape {list(shape)}", start)
+    return OutputHead(name, row, shape, count)

@@ -24,7 +24,7 @@ def listen_error(address: str, key: str, error: OSError) -> ListenError:
     where = f"cannot listen on {address} ({key} in fleet.yaml)"
     if error.errno == errno.EADDRINUSE:
         return ListenError(f"{where}: the port is in use; stop the process that uses it, or change {key}")
-    if error.errno == errno.EACCES:
+    if error.errno in (errno.EACCES, errno.EPERM):
         return ListenError(f"{where}: not permitted; ports below 1024 need a right of their own, or change {key}")
     if error.errno == errno.EADDRNOTAVAIL:
         return ListenError(f"{where}: this machine has no such address; change {key}")

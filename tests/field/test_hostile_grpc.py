@@ -1,0 +1,132 @@
+"""Hostile gRPC clients over real sockets: what no gRPC library would send, as hand-made HTTP/2 frames."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+
+import grpc.aio
+
+from gateway.core.call import Call
+from gateway.core.reply import Reply
+from tests.support.grpc_edge import ANSWER, EdgeUnderTest, grpc_edge
+
+WAIT_S = 20
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, PING = 0, 1, 3, 4, 6
+INFER = b"/inference.GRPCInferenceService/ModelInfer"
+
+
+class Gated:
+    """Answers when told."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.arrived = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def send(self, call: Call) -> Reply:
+        self.calls += 1
+        self.arrived.set()
+        await self.go.wait()
+        return Reply(ANSWER)
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """A header field without compression; both shorter than 127 bytes."""
+    return b"\x00" + bytes((len(name),)) + name + bytes((len(value),)) + value
+
+
+def head(path: bytes = INFER, *more: tuple[bytes, bytes]) -> bytes:
+    pairs = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", path), (b":authority", b"a"),
+             (b"te", b"trailers"), (b"content-type", b"application/grpc"), *more)  # fmt: skip
+    return b"".join(literal(name, value) for name, value in pairs)
+
+
+def opening() -> bytes:
+    return PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, 1, 0)
+
+
+async def connected(edge: EdgeUnderTest, frames: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection of its own on which these frames have been sent."""
+    host, _, port = edge.address.rpartition(":")
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection(host, int(port))
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.01)  # the port is being opened again
+            continue
+        writer.write(opening() + frames)
+        return reader, writer
+
+
+async def test_a_path_that_is_no_text_closes_the_port_for_nobody_else() -> None:
+    service = Gated()
+    async with asyncio.timeout(WAIT_S), grpc_edge(service) as edge:
+        under_way = edge.infer()
+        await service.arrived.wait()
+        for _ in range(3):
+            faults = edge.events.faults
+            _, writer = await connected(edge, frame(HEADERS, 4, 1, head(b"/a/\xff")))
+            while edge.events.faults == faults:
+                await asyncio.sleep(0.01)
+            writer.close()
+        service.go.set()
+        assert await under_way == ANSWER
+        async with grpc.aio.insecure_channel(edge.address) as channel:
+            live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+            assert await live(b"", wait_for_ready=True) == b"\x08\x01"
+        assert service.calls == 1
+
+
+BAD_HEADS = {
+    "no te": head()[: -len(literal(b"te", b"trailers") + literal(b"content-type", b"application/grpc"))],
+    "unknown compression": head(INFER, (b"grpc-encoding", b"zstd")),
+    "timeout no unit": head(INFER, (b"grpc-timeout", b"5")),
+    "timeout wrong unit": head(INFER, (b"grpc-timeout", b"5x")),
+    "timeout over": head(INFER, (b"grpc-timeout", b"1n")),
+    "binary that is none": head(INFER, (b"x-a-bin", b"%%%")),
+    "empty name": head(INFER, (b"", b"a")),
+    "upper case": head(INFER, (b"X-A", b"a")),
+    "no hpack": b"\xff" * 8,
+    "unknown service": head(b"/a.B/C"),
+    "no path": head(b"nowhere"),
+}
+BAD_FRAMES = {
+    "compressed flag alone": frame(HEADERS, 4, 1, head()) + frame(DATA, 1, 1, b"\1\0\0\0\1a"),
+    "four gigabytes": frame(HEADERS, 4, 1, head()) + frame(DATA, 0, 1, b"\0\xff\xff\xff\xff"),
+    "two messages": frame(HEADERS, 4, 1, head()) + frame(DATA, 1, 1, b"\0\0\0\0\0" * 2),
+    "no message": frame(HEADERS, 5, 1, head()),
+    "half a prefix": frame(HEADERS, 4, 1, head()) + frame(DATA, 1, 1, b"\0\0"),
+    "even stream": frame(HEADERS, 4, 2, head()),
+    "data on no stream": frame(DATA, 1, 0, b"x"),
+    "bad settings": frame(SETTINGS, 0, 0, b"\0\4\xff\xff\xff\xff"),
+    "pings": frame(PING, 0, 0, b"12345678") * 5000,
+    "rapid resets": b"".join(
+        frame(HEADERS, 4, stream, head()) + frame(RST_STREAM, 0, stream, b"\0\0\0\x08") for stream in range(1, 4001, 2)
+    ),
+    "half-open streams": b"".join(frame(HEADERS, 4, stream, head()) for stream in range(1, 201, 2)),
+    "http/1.1": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+}
+
+
+async def test_hostile_frames_leave_nothing_behind_and_others_are_served() -> None:
+    service = Gated()
+    service.go.set()
+    async with asyncio.timeout(2 * WAIT_S), grpc_edge(service) as edge:
+        attacks = [frame(HEADERS, 4, 1, bad) + frame(DATA, 1, 1, b"\0\0\0\0\0") for bad in BAD_HEADS.values()]
+        for attack in (*attacks, *BAD_FRAMES.values()):
+            _, writer = await connected(edge, attack)
+            assert await edge.infer() == ANSWER
+            transport = writer.transport
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            transport.abort()
+        while not edge.nothing_is_left():
+            await asyncio.sleep(0.01)
+        assert await edge.infer() == ANSWER
+        assert edge.events.faults == 0
