@@ -43,6 +43,13 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "It is what the protocol's text says, and what callers who set it expect.",
     ),
     Deviation(
+        "stateful",
+        "both",
+        "Models with `sequence_batching` are served.",
+        "Never given traffic: 503, reason `no_replica`; `/v1/fleet` names the cause.",
+        "All calls of a sequence must reach one replica in order, and nothing here holds them together yet.",
+    ),
+    Deviation(
         "queue-timeout",
         "both",
         "A request that waited too long in Triton's queue: 503 / UNAVAILABLE.",

@@ -16,7 +16,7 @@ from gateway.fleet.connection import Connection
 from gateway.fleet.model_record import Key
 from gateway.fleet.nudge import Nudge
 from gateway.fleet.replica import Replica
-from gateway.fleet.warmer import Backoff, Unwarmable, WarmRequest, finished, request_for, try_once
+from gateway.fleet.warmer import Backoff, NotServed, Unwarmable, WarmRequest, finished, request_for, try_once
 from gateway.policy.schema import ModelPolicy, Pool
 from gateway.runtime.clock import Clock
 from gateway.runtime.workers import Workers
@@ -142,6 +142,10 @@ class Member:
             return
         try:
             request = request_for(self.tools.warm_request, policy, description)
+        except NotServed as reason:
+            replica.not_warmed(key, epoch, str(reason))
+            self.changed()
+            return
         except Unwarmable as reason:
             replica.warmed(key, epoch, f"not warmed: {reason}", clock.now_s())
             self.changed()
@@ -173,7 +177,7 @@ class Member:
             return
         try:
             request = request_for(self.tools.warm_request, policy, description)
-        except Unwarmable:
+        except (NotServed, Unwarmable):
             return
         for turn in range(health.failures_to_unready):
             if turn:

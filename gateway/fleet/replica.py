@@ -280,7 +280,7 @@ class Replica:
         self._set_model(key, record, ModelState.WARMED, "")
 
     def not_warmed(self, key: Key, epoch: int, text: str) -> None:
-        """A warm-up call failed; it will be tried again."""
+        """It was not warmed for now; it will be tried again."""
         record = self.models.get(key)
         if record is None or record.epoch != epoch or record.state is not ModelState.READY:
             return

@@ -27,6 +27,10 @@ class Unwarmable(Exception):
     """A version that is not warmed by calls; the text says why. It gets traffic all the same."""
 
 
+class NotServed(Exception):
+    """A version that must get no traffic from this gateway; the text says why."""
+
+
 WarmRequest = Callable[[ModelPolicy, Description], bytes]
 """Makes a serialized ModelInferRequest for warming (model name and version may be missing). Raises `Unwarmable`."""
 
@@ -56,11 +60,14 @@ def from_policies(policies: PolicySet) -> WarmRequest:
 
 
 def request_for(make: WarmRequest, policy: ModelPolicy, description: Description) -> bytes:
-    """The request to warm with. Raises `Unwarmable` where the policy wants none or calls would have lasting effects."""
+    """The request to warm with. Raises `Unwarmable` where the policy wants none or single calls mean nothing,
+    `NotServed` for a model that this gateway would answer wrongly: the calls of one sequence must all reach one
+    replica in order, and nothing here holds them together yet.
+    """
+    if description.summary.sequence:
+        raise NotServed("stateful models (sequence_batching) are not served by this gateway yet")
     if policy.warmup.calls == 0:
         raise Unwarmable("the policy wants no warm-up calls")
-    if description.summary.sequence:
-        raise Unwarmable("a sequence model keeps state: a call without a sequence is refused")
     if description.summary.decoupled:
         raise Unwarmable("a decoupled model is not served by single calls")
     return make(policy, description)

@@ -15,6 +15,7 @@ from gateway.core.snapshot import FleetSnapshot, ModelState, ReplicaState, Repli
 from gateway.fleet.catalogue import FleetCatalogue
 from gateway.fleet.directory import Directory
 from gateway.fleet.transport import ReplicaTransport
+from gateway.fleet.warmer import WarmRequest
 from gateway.policy.schema import (
     DnsReplicas,
     FileReplicas,
@@ -78,6 +79,7 @@ class FleetWorld:
         health: Health | None = None,
         replicas_max: int = 64,
         base_dir: str = "/policies",
+        warm_request: WarmRequest | None = None,
     ) -> None:
         self.loop = loop
         self.clock = VirtualClock(loop)
@@ -106,6 +108,7 @@ class FleetWorld:
             workers=InlineWorkers(),
             resolver=self.network,
             files=self.files,
+            warm_request=warm_request,
         )
         self.catalogue = FleetCatalogue(self.directory, self.policies)
         self.transport = ReplicaTransport(self.directory, self.clock)

@@ -12,8 +12,10 @@ from gateway.core.errors import GatewayError
 from gateway.core.faces import IndexEntry
 from gateway.core.faults import UpstreamFault
 from gateway.core.snapshot import ModelState, ReplicaState
+from gateway.fleet.model_record import Description
 from gateway.fleet.nudge import Nudge
-from gateway.policy.schema import Health
+from gateway.fleet.warmer import NotServed
+from gateway.policy.schema import Health, ModelPolicy
 from tests.simulation.batcher import ModelSpec
 from tests.simulation.triton import Lie, Metrics
 from tests.unit.fleet_world import FleetWorld, Warmup, run
@@ -82,6 +84,23 @@ def test_a_model_that_the_policy_does_not_warm_gets_traffic_and_says_so() -> Non
         assert replica.models["m", "1"].warmup.startswith("not warmed: the policy wants no")
 
     run(main, policies={"m": {"warmup": Warmup(calls=0)}})
+
+
+def test_a_model_that_must_not_be_served_stays_out_of_traffic_and_says_why() -> None:
+    def refuse(policy: ModelPolicy, description: Description) -> bytes:
+        raise NotServed("stateful models are not served")
+
+    async def main(world: FleetWorld) -> None:
+        await world.until(lambda: world.model_state("10.0.0.1", "m") is ModelState.READY)
+        published = len(world.snapshots)
+        await asyncio.sleep(30.0)
+        replica = world.replica("10.0.0.1")
+        assert replica is not None
+        assert "stateful models" in replica.models["m", "1"].reason
+        assert world.takers("m") == set()
+        assert len(world.snapshots) - published < 150, "only what the scrapes show is published, not each refusal"
+
+    run(main, warm_request=refuse)
 
 
 def test_a_slow_warm_up_delays_neither_probes_nor_other_models() -> None:

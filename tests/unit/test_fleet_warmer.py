@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.core.faces import ModelConfigBytes
 from gateway.fleet.model_record import Description
 from gateway.fleet.slots import SLOTS_MAX, default_slots, slots_of
-from gateway.fleet.warmer import Unwarmable, from_policies, request_for, zeros
+from gateway.fleet.warmer import NotServed, Unwarmable, from_policies, request_for, zeros
 from gateway.policy.schema import Admission, FleetPolicy, PolicySet, Pool, Warmup
 from gateway.wire.kserve.model_config import ModelConfigSummary
 from tests.unit.fleet_world import model_policy, static
@@ -34,14 +34,19 @@ def described(**fields: object) -> Description:
 def test_models_that_calls_cannot_warm_say_why() -> None:
     policy = model_policy("m")
     assert request_for(zeros, policy, described())
-    for text, description in (("sequence", described(sequence=True)), ("decoupled", described(decoupled=True))):
-        with pytest.raises(Unwarmable, match=text):
-            request_for(zeros, policy, description)
+    with pytest.raises(Unwarmable, match="decoupled"):
+        request_for(zeros, policy, described(decoupled=True))
     with pytest.raises(Unwarmable, match="wants no"):
         request_for(zeros, model_policy("m", warmup=Warmup(calls=0)), described())
     unreadable = Description(b"\xff", ModelConfigBytes(b"", b""), ModelConfigSummary())
     with pytest.raises(Unwarmable, match="no default request"):
         request_for(zeros, policy, unreadable)
+
+
+def test_a_stateful_model_is_not_served_even_if_the_policy_wants_no_warm_up() -> None:
+    for policy in (model_policy("m"), model_policy("m", warmup=Warmup(calls=0))):
+        with pytest.raises(NotServed, match="stateful"):
+            request_for(zeros, policy, described(sequence=True))
 
 
 def test_the_request_that_a_policy_names_is_used_in_place_of_zeros() -> None:
