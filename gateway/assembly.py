@@ -165,15 +165,6 @@ class Assembly:
         self.wheel.close()
         return figures
 
-    def body_bytes_max(self, model: str) -> int:
-        """The largest body for `model`, bytes. For a name that no policy knows: the smallest of all limits, since the
-        gate refuses such a call anyway.
-        """
-        limit = self.stack.routes.body_bytes_max(model)
-        if limit is not None:
-            return limit
-        return min(policy.limits.body_bytes_max for policy in self.policies.models.values())
-
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         """What an operator may see besides the fleet, for the admin port."""
         return {

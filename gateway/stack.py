@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gateway.core.faces import Authenticator, SnapshotSource
+from gateway.core.faces import Authenticator, BodyLimits, SnapshotSource
 from gateway.core.service import Service
 from gateway.decide.pick import LeastInFlight
 from gateway.decide.split import Split
@@ -117,7 +117,7 @@ def model_route(policy: ModelPolicy, service: Service, reserve_record: Callable[
         service=service,
         default_deadline_s=policy.default_deadline_s,
         max_deadline_s=policy.deadline.max_ms / 1000,
-        body_bytes_max=policy.limits.body_bytes_max,
+        limits=BodyLimits(policy.limits.body_bytes_max, policy.limits.json_bytes_max),
         allowed=None if policy.versions is None else frozenset(policy.versions),
         split=None if policy.split is None else Split(policy.split),
         reserve_record=reserve_record if policy.records.mandatory else None,

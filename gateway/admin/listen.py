@@ -65,9 +65,9 @@ class _Guarded(asyncio.Protocol):
 class Listener:
     """One port that serves one aiohttp application."""
 
-    def __init__(self, runner: web.AppRunner, server: asyncio.Server | None = None) -> None:
+    def __init__(self, runner: web.AppRunner) -> None:
         self._runner = runner
-        self._server = server
+        self._server: asyncio.Server | None = None
         self.open = 0
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.core.call import Identity, Metadata
 from gateway.core.snapshot import FleetSnapshot
@@ -99,6 +99,14 @@ class Authenticator(Protocol):
     def identify(self, api_key: str | None) -> Identity:
         """Raises `GatewayError` (UNAUTHENTICATED) if there must be a key and this is none."""
         ...
+
+
+class BodyLimits(NamedTuple):
+    """What a caller may send to one model, bytes."""
+
+    body: int
+    json: int
+    """The part of the body that is JSON: it is decoded on the event loop, and holds up everybody else meanwhile."""
 
 
 class BodyBudget(Protocol):

@@ -78,8 +78,10 @@ class GrpcServer:
         budget: BodyBudget,
         observer: EdgeObserver,
         limits: GrpcLimits,
+        receive_bytes_max: int,
         clock: Clock,
     ) -> None:
+        """`receive_bytes_max`: a message larger than this is wanted by no model."""
         self._service = service
         self._catalogue = catalogue
         self._authenticator = authenticator
@@ -87,6 +89,7 @@ class GrpcServer:
         self._explainer = explainer
         self._budget = budget
         self._limits = limits
+        self._receive_bytes_max = receive_bytes_max
         self._observer = observer
         self._clock = clock
         self._calls: dict[asyncio.Task[Reply], Call] = {}
@@ -113,7 +116,8 @@ class GrpcServer:
         limit = self._limits.message_bytes_max
         server = grpc.aio.server(
             options=(
-                ("grpc.max_receive_message_length", limit),
+                # The library holds a message whole, and unpacked, before anybody here is asked.
+                ("grpc.max_receive_message_length", min(limit, self._receive_bytes_max)),
                 ("grpc.max_send_message_length", limit),
                 ("grpc.so_reuseport", 0),
                 # Clients ping through long silences every 10 to 30 seconds (field case FH-15); the library's own

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
-from gateway.core.faces import BodyBudget, Catalogue
+from gateway.core.faces import BodyBudget, BodyLimits, Catalogue
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.core.service import Service
@@ -40,17 +40,17 @@ from gateway.wire.kserve.model_config import ModelConfigSummary, summarise_confi
 
 _log = logging.getLogger("sluice.edge")
 
-UNKNOWN_MODEL_BODY_BYTES = 64 * 1024
+UNKNOWN_MODEL_LIMITS = BodyLimits(64 * 1024, 64 * 1024)
 """The limit for a model that no policy names: its call is refused before the body matters."""
 
 _OUTCOME_OF_UNRENDERED = {Reason.UPSTREAM_BROKEN: Outcome.BROKEN, Reason.BAD_REQUEST: Outcome.CALLER_FAULT}
 _SUMMARIES_MAX = 256
 
 
-class BodyLimit(Protocol):
-    """The largest body of a model, bytes; None if no policy names the model."""
+class LimitsOf(Protocol):
+    """The limits of a model; None if no policy names it."""
 
-    def __call__(self, model: str) -> int | None: ...
+    def __call__(self, model: str) -> BodyLimits | None: ...
 
 
 class Outlet(Protocol):
@@ -81,7 +81,7 @@ class CallKit:
     explainer: Explainer
     clock: Clock
     observer: EdgeObserver
-    body_limit: BodyLimit
+    limits_of: LimitsOf
     budget: BodyBudget
     tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     """Strong references: asyncio keeps only weak ones. Not a set, whose order would change from run to run."""
@@ -107,6 +107,7 @@ class HttpCall:
         "_fault",
         "_head",
         "_kit",
+        "_named",
         "_outlet",
         "_pieces",
         "_plan",
@@ -119,6 +120,7 @@ class HttpCall:
         "answered",
         "body_limit",
         "call",
+        "limits",
         "wanted",
     )
 
@@ -151,8 +153,10 @@ class HttpCall:
             explain=client.explain,
             protocol="http",
         )
-        limit = kit.body_limit(match.model)
-        self.body_limit = UNKNOWN_MODEL_BODY_BYTES if limit is None else limit
+        self.limits = limits = kit.limits_of(match.model) or UNKNOWN_MODEL_LIMITS
+        self._named = named = head.get(b"inference-header-content-length")
+        # Without that header all of the body is JSON.
+        self.body_limit = limits.body if named is not None else min(limits.body, limits.json)
         self.answer: HttpAnswer | None = None
         """An error that waits for its turn. A good answer never waits here: its task does."""
         self.answered = False
@@ -244,8 +248,9 @@ class HttpCall:
         self.call.trail.received_s = self._kit.clock.now_s()
 
     def _decode(self, body: bytes | memoryview) -> None:
-        named = self._head.get(b"inference-header-content-length")
-        length = None if named is None else parse_header_length(named, len(body))
+        length = None if self._named is None else parse_header_length(self._named, len(body))
+        if length is not None and length > self.limits.json:
+            raise GatewayError(Reason.TOO_LARGE, f"the JSON part has {length} bytes; {self._json_takes()}")
         if is_raw(body, length):
             config = self._kit.config_of(self.call.model, self.call.version)
             request = decode_raw_infer(body, config.inputs, config.max_batch_size)
@@ -267,7 +272,12 @@ class HttpCall:
             self._reserved = 0
 
     def _too_large(self, what: str) -> GatewayError:
+        if self._named is None and self.body_limit < self.limits.body:
+            return GatewayError(Reason.TOO_LARGE, f"{what}, all of it JSON; {self._json_takes()}")
         return GatewayError(Reason.TOO_LARGE, f"{what}; this model takes at most {self.body_limit}")
+
+    def _json_takes(self) -> str:
+        return f"this model takes at most {self.limits.json} of JSON: send large tensors as binary data"
 
     # ---------------------------------------------------------- the answer
 

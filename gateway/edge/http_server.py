@@ -13,7 +13,7 @@ from gateway.core.service import Service
 from gateway.edge.explain import Explainer
 from gateway.edge.headers import HeaderReader
 from gateway.edge.http_answer import HttpAnswers
-from gateway.edge.http_call import BodyLimit, CallKit
+from gateway.edge.http_call import CallKit, LimitsOf
 from gateway.edge.http_connection import HttpConnection
 from gateway.edge.http_control import ControlDesk
 from gateway.edge.observer import EdgeObserver, SilentObserver
@@ -52,7 +52,7 @@ def codec_limits(limits: HttpLimits) -> Http1Limits:
 class HttpServer:
     """KServe v2 over HTTP/1.1.
 
-    `body_limit` gives a model's largest body in bytes, `body_budget` bounds all bodies together. The service gets one
+    `limits_of` gives what a model takes, `body_budget` bounds all bodies together. The service gets one
     call per inference request, in a task of its own.
     """
 
@@ -68,7 +68,7 @@ class HttpServer:
         wheel: TimerWheel,
         clock: Clock,
         chance: Chance,
-        body_limit: BodyLimit,
+        limits_of: LimitsOf,
         body_budget: BodyBudget,
         observer: EdgeObserver | None = None,
     ) -> None:
@@ -84,7 +84,7 @@ class HttpServer:
             explainer=explainer,
             clock=clock,
             observer=self.observer,
-            body_limit=body_limit,
+            limits_of=limits_of,
             budget=body_budget,
         )
         self.reader = reader

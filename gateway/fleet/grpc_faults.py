@@ -57,6 +57,7 @@ is from something between the gateway and the replica.
 
 LOCAL_PREFIXES = NOT_SENT_PREFIXES + SENT_PREFIXES
 _TOO_LARGE = "message larger than max"
+_LONG_WORDS = "received metadata size exceeds"
 _LOCAL_LOWER = tuple(prefix.lower() for prefix in LOCAL_PREFIXES)
 _NOT_SENT_LOWER = tuple(prefix.lower() for prefix in NOT_SENT_PREFIXES)
 
@@ -69,6 +70,11 @@ def to_fault(code_number: int, text: str, *, channel_ready: bool, timed_out: boo
     """
     code = Code(code_number)
     lowered = text.lower()
+    if _LONG_WORDS in lowered:
+        # The peer did answer, with an error too long to read; only a caller's own text, quoted, makes one that long.
+        return UpstreamFault(
+            Code.INVALID_ARGUMENT, "the request was refused, in more words than can be passed on", from_peer=True
+        )
     if lowered.startswith(_LOCAL_LOWER):
         if code is Code.RESOURCE_EXHAUSTED and _TOO_LARGE not in lowered:
             code = Code.UNAVAILABLE  # A stream that was reset to calm us down, not a message over its size.

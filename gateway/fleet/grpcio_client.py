@@ -32,6 +32,7 @@ T = TypeVar("T")
 _log = logging.getLogger("sluice.fleet")
 
 _SERVICE = "/inference.GRPCInferenceService/"
+METADATA_BYTES_MAX = 1024 * 1024
 _CONFIG_BYTES_MAX = 16 * 1024 * 1024
 _NAME = re.compile(r"[a-z0-9_.-]+")
 _VALUE = re.compile(r"[\x20-\x7e]*")
@@ -58,6 +59,10 @@ class GrpcioOptions:
         return [
             ("grpc.max_receive_message_length", self.message_bytes_max),
             ("grpc.max_send_message_length", self.message_bytes_max),
+            # Triton quotes a caller's own names in its errors, which travel as metadata: 16 KiB are soon over, and then
+            # a caller's fault would read as a lost connection.
+            ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+            ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),

@@ -42,10 +42,9 @@ class ReplicaTransport:
     through unjudged (who cancelled knows why), after the request was cancelled on the replica.
     """
 
-    def __init__(self, connections: Connections, clock: Clock, margin_s: float = MARGIN_S) -> None:
+    def __init__(self, connections: Connections, clock: Clock) -> None:
         self._connections = connections
         self._clock = clock
-        self._margin_s = margin_s
         self._outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
         self._wrong_answers = 0
 
@@ -54,7 +53,7 @@ class ReplicaTransport:
         attempt = trail.attempts[-1]
         version = trail.version_routed
         assert call.message is not None, "the body has arrived before a replica was chosen"
-        timeout_s = call.deadline_s - self._clock.now_s() - self._margin_s
+        timeout_s = call.deadline_s - self._clock.now_s() - MARGIN_S
         if timeout_s <= 0:
             self._end(attempt, Outcome.EXPIRED, "the deadline passed before the request was sent")
             raise GatewayError(Reason.DEADLINE, "the deadline passed before the request was sent to a model server")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
-from gateway.core.faces import SnapshotSource
+from gateway.core.faces import BodyLimits, SnapshotSource
 from gateway.core.reply import Reply
 from gateway.core.service import Service
 from gateway.decide.split import Split, newest
@@ -30,7 +30,7 @@ class ModelRoute:
     service: Service
     default_deadline_s: float
     max_deadline_s: float
-    body_bytes_max: int
+    limits: BodyLimits
     allowed: frozenset[str] | None = None
     split: Split | None = None
     artifact_hashes: Mapping[str, str] | None = None
@@ -65,7 +65,12 @@ class CurrentRoutes:
 
     def body_bytes_max(self, model: str) -> int | None:
         route = self.table.get(model)
-        return None if route is None else route.body_bytes_max
+        return None if route is None else route.limits.body
+
+    def body_limits(self, model: str) -> BodyLimits | None:
+        """For the edge, which reads the body: None if no policy names the model."""
+        route = self.table.get(model)
+        return None if route is None else route.limits
 
     def deadline_s(self, model: str) -> tuple[float, float]:
         route = self.table.get(model)

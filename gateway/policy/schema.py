@@ -266,6 +266,15 @@ class Limits(Strict, frozen=True, kw_only=True):
     body_bytes_max: Annotated[
         int, Meta(ge=1, le=2**31 - 1, description="Largest request body, bytes; beyond it 413.")
     ] = 16 * MIB
+    json_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=2**31 - 1,
+            description="Largest JSON in a request over HTTP: the whole body where no tensor is binary. It is decoded "
+            "on the loop that serves everybody, about 0.2 s per MiB at the worst.",
+        ),
+    ] = 2 * MIB
 
 
 class Admission(Strict, frozen=True, kw_only=True):

@@ -12,7 +12,6 @@ class MemoryStore:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._chunks: list[bytes] = []
-        self.synced_bytes = 0
         self.closed = False
 
     def append(self, lines: bytes) -> None:
@@ -22,7 +21,7 @@ class MemoryStore:
         self._bytes += len(lines)
 
     def sync(self) -> None:
-        self.synced_bytes = self._bytes
+        """Nothing is left to do."""
 
     def close(self) -> None:
         self.closed = True

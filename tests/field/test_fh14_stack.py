@@ -22,6 +22,7 @@ from tritonclient.grpc import service_pb2
 
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError
+from gateway.core.faces import BodyLimits
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.core.snapshot import FleetSnapshot
@@ -129,11 +130,12 @@ class House:
         self.http = HttpServer(
             service=self.stack.service, catalogue=OneModel(), authenticator=authenticator, limits=HttpLimits(),
             reader=reader, explainer=explainer, wheel=self.wheel, clock=clock, chance=chance,
-            body_limit=lambda model: 1 << 16, body_budget=self.budget, observer=self.events,
+            limits_of=lambda model: BodyLimits(1 << 16, 1 << 16), body_budget=self.budget, observer=self.events,
         )  # fmt: skip
         self.grpc = GrpcServer(
             service=self.stack.service, catalogue=OneModel(), authenticator=authenticator, reader=reader,
-            explainer=explainer, budget=self.budget, observer=self.events, limits=GrpcLimits(), clock=clock,
+            explainer=explainer, budget=self.budget, observer=self.events, limits=GrpcLimits(),
+            receive_bytes_max=1 << 20, clock=clock,
         )  # fmt: skip
 
     def nothing_is_taken(self) -> bool:

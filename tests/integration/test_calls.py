@@ -316,3 +316,33 @@ def test_an_h2_preface_on_the_http_port_is_refused_cleanly(gateway: GatewayProce
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         assert connection.recv(4096).startswith(b"HTTP/1.1 505")
+
+
+@pytest.mark.parametrize("length", [1_000, 20_000, 400_000])
+def test_a_long_name_that_triton_quotes_in_its_error_is_the_callers_fault(gateway: GatewayProcess, length: int) -> None:
+    name = "x" * length
+    body = {"inputs": [{"name": name, "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}
+    status, headers, answer = post(gateway, "accel", body)
+    assert (status, headers["x-sluice-reason"]) == (400, "upstream_invalid"), answer
+    assert len(answer["error"]) < 2000
+
+
+def test_json_over_its_own_limit_is_refused_with_the_way_out(gateway: GatewayProcess) -> None:
+    body = {"inputs": [{"name": "work", "datatype": "FP32", "shape": [600_000, 1], "data": [1.5] * 600_000}]}
+    status, headers, answer = post(gateway, "accel", body)
+    assert (status, headers["x-sluice-reason"]) == (413, "too_large")
+    assert "binary" in answer["error"]
+    document = json.dumps(body).encode()
+    mixed = raw_post(gateway, document + b"tail", {"Inference-Header-Content-Length": str(len(document))})
+    assert mixed.startswith(b"HTTP/1.1 413 "), mixed[:300]
+    assert b"JSON part" in mixed
+
+
+def raw_post(gateway: GatewayProcess, body: bytes, headers: dict[str, str]) -> bytes:
+    """POST to accel and read until the gateway closes."""
+    host, _, port = gateway.http.rpartition(":")
+    lines = [f"{name}: {value}" for name, value in {**headers, "Content-Length": str(len(body))}.items()]
+    head = "\r\n".join(["POST /v2/models/accel/infer HTTP/1.1", "Host: x", "Connection: close", *lines, "", ""])
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(head.encode() + body)
+        return b"".join(iter(lambda: connection.recv(65536), b""))

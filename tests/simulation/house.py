@@ -66,7 +66,7 @@ class RealHouse:
             wheel=self.assembly.wheel,
             clock=clock,
             chance=chance,
-            body_limit=self.assembly.body_bytes_max,
+            limits_of=self.assembly.stack.routes.body_limits,
             body_budget=self.assembly.body_budget,
             observer=self.assembly.metrics,
         )

@@ -125,6 +125,7 @@ async def grpc_edge(service: Any, authenticator: Authenticator | None = None) ->
         budget=budget,
         observer=events,
         limits=GrpcLimits(),
+        receive_bytes_max=1 << 26,
         clock=SystemClock(),
     )
     address = await server.start("127.0.0.1:0")

@@ -14,7 +14,7 @@ from tritonclient.grpc.service_pb2 import ModelConfigResponse
 
 from gateway.core.call import ANONYMOUS, Call, Identity
 from gateway.core.errors import GatewayError, Reason
-from gateway.core.faces import Authenticator, ModelConfigBytes
+from gateway.core.faces import Authenticator, BodyLimits, ModelConfigBytes
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.core.service import Service
@@ -249,6 +249,7 @@ class Edge:
         authenticator: Authenticator | None = None,
         clock: Clock | None = None,
         body_bytes_max: int = 16 * MIB,
+        json_bytes_max: int = 16 * MIB,
         memory_bytes: int = 64 * MIB,
         forward: tuple[str, ...] = ("*",),
     ) -> None:
@@ -258,7 +259,7 @@ class Edge:
         self.catalogue = FixedCatalogue()
         self.notes = Notes()
         self.budget = ByteBudget(memory_bytes)
-        self.limit: int | None = body_bytes_max
+        self.limits: BodyLimits | None = BodyLimits(body_bytes_max, json_bytes_max)
         self.server = HttpServer(
             service=service,
             catalogue=self.catalogue,
@@ -269,7 +270,7 @@ class Edge:
             wheel=self.wheel,
             clock=self.clock,
             chance=chance,
-            body_limit=lambda model: self.limit,
+            limits_of=lambda model: self.limits,
             body_budget=self.budget,
             observer=self.notes,
         )

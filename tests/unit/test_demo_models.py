@@ -220,7 +220,7 @@ def test_each_source_names_the_model_of_its_configuration_and_files_that_exist()
     for source in SOURCES:
         folder = SOURCES_DIR / source.folder
         assert f'name: "{source.name}"' in (folder / "config.pbtxt").read_text()
-        assert all((folder / name).exists() for name in source.serving)
+        assert all(file.exists() for file in source.files())
 
 
 def test_a_server_spec_survives_json() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.core.call import ANONYMOUS, Call, Identity
 from gateway.core.errors import GatewayError, Reason
+from gateway.core.faces import BodyLimits
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.decide.split import Split
@@ -234,7 +235,13 @@ async def test_a_cancellation_from_outside_is_not_mistaken_for_the_deadline() ->
 
 def routes(inner: Any, **more: Any) -> CurrentRoutes:
     route = ModelRoute(
-        model="fraud", pool="gpu", service=inner, default_deadline_s=1, max_deadline_s=10, body_bytes_max=100, **more
+        model="fraud",
+        pool="gpu",
+        service=inner,
+        default_deadline_s=1,
+        max_deadline_s=10,
+        limits=BodyLimits(100, 100),
+        **more,
     )
     return CurrentRoutes(RouteTable("rev", {"fraud": route}))
 

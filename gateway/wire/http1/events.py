@@ -52,11 +52,6 @@ class RequestHead:
         """The value of the header `name` (lower case), or None. Repeated ones are joined (RFC 9110 5.3)."""
         return self._index.get(name)
 
-    @property
-    def has_body(self) -> bool:
-        """Whether at least the framing of a body follows."""
-        return self.chunked or bool(self.content_length)
-
     def __repr__(self) -> str:
         return f"RequestHead({self.method!r}, {self.target!r}, 1.{self.http_minor}, {len(self.headers)} headers)"
 

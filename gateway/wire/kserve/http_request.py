@@ -12,8 +12,8 @@ from typing import Any
 from gateway.wire.kserve import protobuf as pb
 from gateway.wire.kserve.http_input import encode_input
 from gateway.wire.kserve.json_text import bad_request, load_object, quoted
-from gateway.wire.kserve.parameters import Kind, entry_field
-from gateway.wire.kserve.request_view import MAX_PARAMETERS, MAX_TENSORS, shared_memory_refused
+from gateway.wire.kserve.parameters import MAX_PARAMETERS, Kind, entry_field
+from gateway.wire.kserve.request_view import MAX_TENSORS, shared_memory_refused
 
 _INT64_MAX = (1 << 63) - 1
 _UINT64_MAX = (1 << 64) - 1

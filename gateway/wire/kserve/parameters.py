@@ -31,6 +31,10 @@ class Parameter(NamedTuple):
 
 
 UNSET = Parameter(Kind.UNSET, None)
+MAX_PARAMETERS = 1024
+NO_PARAMETERS: dict[str, Parameter] = {}
+"""Shared by everything without parameters; nobody writes to it."""
+
 _MAX_FIELDS = 16
 _WIRE = {1: pb.VARINT, 2: pb.VARINT, 3: pb.LEN, 4: pb.FIXED64, 5: pb.VARINT}
 
@@ -48,6 +52,17 @@ def read_entry(buffer: bytes, start: int, stop: int) -> tuple[str, Parameter]:
             # Repeated values of one entry are merged, and of a oneof the last member wins.
             value = _read_value(buffer, a, b, value)
     return key, value
+
+
+def with_entry(parameters: dict[str, Parameter], buffer: bytes, start: int, stop: int) -> dict[str, Parameter]:
+    """`parameters` and one more entry, in the same map unless it was `NO_PARAMETERS`. Raises `WireError`."""
+    if parameters is NO_PARAMETERS:
+        parameters = {}
+    key, value = read_entry(buffer, start, stop)
+    parameters[key] = value
+    if len(parameters) > MAX_PARAMETERS:
+        raise pb.WireError(f"more than {MAX_PARAMETERS} parameters", start)
+    return parameters
 
 
 def _read_value(buffer: bytes, start: int, stop: int, value: Parameter) -> Parameter:

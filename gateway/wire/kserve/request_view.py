@@ -5,12 +5,8 @@ from __future__ import annotations
 from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
 from gateway.wire.kserve import protobuf as pb
-from gateway.wire.kserve.parameters import Parameter, read_entry
+from gateway.wire.kserve.parameters import NO_PARAMETERS, Parameter, read_entry, with_entry
 
-NO_PARAMETERS: dict[str, Parameter] = {}
-"""Shared by every head without parameters; nobody writes to it."""
-
-MAX_PARAMETERS = 1024
 MAX_TENSORS = 4096
 _MAX_TENSOR_FIELDS = 128
 
@@ -92,12 +88,7 @@ def _read_head(message: bytes) -> RequestHead:
         elif tag == 0x1A:
             request_id = message[start:pos]
         else:
-            if parameters is NO_PARAMETERS:
-                parameters = {}
-            key, value = read_entry(message, start, pos)
-            parameters[key] = value
-            if len(parameters) > MAX_PARAMETERS:
-                raise pb.WireError(f"more than {MAX_PARAMETERS} parameters", at)
+            parameters = with_entry(parameters, message, start, pos)
     if pos < end:
         raise pb.WireError(f"more than {pb.MAX_FIELDS} fields in one message", pos)
     try:

@@ -12,8 +12,7 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.wire.kserve import protobuf as pb
 from gateway.wire.kserve.datatypes import BY_NAME, Datatype, element_count
 from gateway.wire.kserve.json_text import quoted
-from gateway.wire.kserve.parameters import Parameter, read_entry
-from gateway.wire.kserve.request_view import MAX_PARAMETERS, NO_PARAMETERS
+from gateway.wire.kserve.parameters import NO_PARAMETERS, Parameter, with_entry
 from gateway.wire.kserve.tensor_message import read_tensor
 
 _CACHE_MAX = 4096
@@ -148,12 +147,7 @@ def _read_response(message: bytes) -> ResponseView:
         elif tag == 0x2A:
             outputs.append(_output(message, start, pos))
         else:
-            if parameters is NO_PARAMETERS:
-                parameters = {}
-            key, value = read_entry(message, start, pos)
-            parameters[key] = value
-            if len(parameters) > MAX_PARAMETERS:
-                raise pb.WireError(f"more than {MAX_PARAMETERS} parameters", start)
+            parameters = with_entry(parameters, message, start, pos)
     if pos < end:
         raise pb.WireError(f"more than {pb.MAX_FIELDS} fields in one message", pos)
     if len(outputs) != len(raws):
