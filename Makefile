@@ -41,11 +41,11 @@ lint: setup ## Style and types
 
 field: setup ## The real-time forms of the field cases that are too long for `make test`
 	@$(BIN)/python -m deploy.local build
-	@$(BIN)/python -m pytest -m field --override-ini addopts="-ra --strict-markers" tests/field
+	@$(BIN)/python -m pytest -m field --override-ini addopts="-ra --strict-markers" tests
 
 lock: setup ## Write requirements.lock anew from pyproject.toml
 	@$(BIN)/python -m pip install --quiet pip-tools
 	@$(BIN)/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url --no-emit-trusted-host --allow-unsafe --extra dev --output-file requirements.lock pyproject.toml
 
 clean: ## Remove everything that was built or written at run time
-	rm -rf $(VENV) .triton .run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .triton .load .run .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -42,20 +42,28 @@ QUEUE_POLICY = """\
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where one model comes from. `serving` files go into every version's folder; `training` is a module to run."""
+    """Where one model comes from. `serving` files of its folder and `shared` files of all models go into the folder of
+    every version; `training` is a module to run.
+    """
 
     name: str
     folder: str
     serving: tuple[str, ...]
     versions: tuple[str, ...] = ("1",)
+    shared: tuple[str, ...] = ()
     training: str | None = None
+
+    def files(self) -> tuple[Path, ...]:
+        """What goes into every version's folder."""
+        own = (SOURCES_DIR / self.folder / name for name in self.serving)
+        return (*own, *(SOURCES_DIR / name for name in self.shared))
 
     def digest(self) -> str:
         """Hash of everything that the built model depends on."""
-        files = sorted((SOURCES_DIR / self.folder).glob("*.*"))
+        files = sorted({*(SOURCES_DIR / self.folder).glob("*.*"), *self.files()})
         digest = hashlib.sha256(Path(__file__).read_bytes())
         if self.training:
-            files += sorted(SOURCES_DIR.glob("*.py"))
+            files = sorted({*files, *SOURCES_DIR.glob("*.py")})
             digest.update(lock_hash().encode())
         for file in files:
             digest.update(f"{file.relative_to(SOURCES_DIR)}\0".encode())
@@ -69,12 +77,14 @@ SOURCES = (
         folder="fraud",
         serving=("model.py", "trees.py"),
         versions=("1", "2"),
+        shared=("scored.py",),
         training="deploy.local.models.fraud.train",
     ),
     Source(
         name="fraud-lite",
         folder="fraud_lite",
         serving=("model.py", "logistic.py"),
+        shared=("scored.py",),
         training="deploy.local.models.fraud_lite.train",
     ),
     Source(name="identity", folder="identity", serving=("model.py",)),
@@ -141,8 +151,8 @@ def _build(source: Source, environment: TritonEnvironment, model_dir: Path) -> N
     for version in source.versions:
         version_dir = model_dir / version
         version_dir.mkdir(exist_ok=True)
-        for name in source.serving:
-            shutil.copyfile(folder / name, version_dir / name)
+        for file in source.files():
+            shutil.copyfile(file, version_dir / file.name)
     # Compiled here, because a stub would write __pycache__ at its first import (whatever PYTHONDONTWRITEBYTECODE says),
     # and a folder that has changed looks to Triton like a new model at the next load.
     _run(

@@ -1,16 +1,13 @@
-"""Triton Python model `fraud`: features FP32 [n, 12] in, probability FP32 [n, 1] and label INT32 [n, 1] out.
-
-All requests of a batch are evaluated in one pass over the forest. A request with a NaN or infinity fails alone.
-"""
+"""Triton Python model `fraud`: features FP32 [n, 12] in, probability FP32 [n, 1] and label INT32 [n, 1] out."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import triton_python_backend_utils as pb_utils
-from trees import Forest  # type: ignore[import-not-found]  # the stub puts the version's folder on sys.path
+# The stub puts the folder of the version on sys.path.
+from scored import answers  # type: ignore[import-not-found]
+from trees import Forest  # type: ignore[import-not-found]
 
 
 class TritonPythonModel:
@@ -23,21 +20,5 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One response per request, in order."""
-        tensors = [pb_utils.get_input_tensor_by_name(request, "features").as_numpy() for request in requests]
-        probability = self.forest.probability(np.concatenate(tensors))
-        label = (probability >= self.forest.decision_threshold).astype(np.int32)
-        responses = []
-        start = 0
-        for tensor in tensors:
-            end = start + tensor.shape[0]
-            if np.isfinite(tensor).all():
-                outputs = [
-                    pb_utils.Tensor("probability", probability[start:end, None]),
-                    pb_utils.Tensor("label", label[start:end, None]),
-                ]
-                responses.append(pb_utils.InferenceResponse(output_tensors=outputs))
-            else:
-                error = pb_utils.TritonError("features must be finite numbers", pb_utils.TritonError.INVALID_ARG)
-                responses.append(pb_utils.InferenceResponse(error=error))
-            start = end
+        responses: list[Any] = answers(requests, self.forest)
         return responses

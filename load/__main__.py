@@ -1,0 +1,62 @@
+"""The command `python -m load`: one file per command, this one only finds it.
+
+Exit codes, the same for every command: 0 passed; 1 failed, or the run itself failed; 2 wrong usage; 3 inconclusive (the
+machine was too busy with something else, or the figures lie too close to the limit); 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+
+from deploy.local import LocalFleetError
+from load.errors import LoadError
+
+COMMANDS: dict[str, str] = {"compare": "Sluice beside Envoy, or beside calls without a proxy, in interleaved rounds"}
+"""Name to what it is for. `load/<name>.py` has `configure(parser)` and `run(arguments) -> int`."""
+
+FAILED, INTERRUPTED = 1, 128 + signal.SIGINT
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    chosen = words[0] if words and words[0] in COMMANDS else None
+    parser = argparse.ArgumentParser(
+        prog="python -m load",
+        description="The load lab: real Tritons, real proxies, load on them, and figures side by side.",
+        epilog="example: python -m load compare --peer envoy --protocol http",
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, purpose in COMMANDS.items():
+        sub = commands.add_parser(
+            name, help=purpose, description=purpose + ".", formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if name == chosen:
+            importlib.import_module(f"load.{name}").configure(sub)
+    arguments = parser.parse_args(words)
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code = importlib.import_module(f"load.{chosen}").run(arguments)
+    except (LoadError, LocalFleetError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("interrupted; everything that was started is stopped", file=sys.stderr)
+        return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert isinstance(code, int)
+    return code
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

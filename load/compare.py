@@ -1,0 +1,246 @@
+"""`python -m load compare`: Sluice and a peer in front of one real Triton, in interleaved rounds."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from load import accounting
+from load.closed_loop import ClosedLoop, Measured, answers
+from load.connection import Connection
+from load.errors import LoadError
+from load.figures import Reading, Round, comparison, table
+from load.grpc_connection import GrpcConnection
+from load.http_connection import HttpConnection
+from load.inputs import Calls, IdentityInputs
+from load.rig import Rig, Side, rig
+
+EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 3}
+SETTLE_S = 15.0
+SLOTS_MIN = 16
+
+EXAMPLE = """\
+examples:
+  python -m load compare --peer envoy --protocol http
+  python -m load compare --peer direct --protocol grpc --concurrency 16 --rounds 7 --seconds 3 --json -
+
+Each round drives both sides for --seconds, one right after the other, who comes first changing from round to round.
+Callers are a closed loop: each sends its next call when its last one has ended. Every call has inputs of its own, a
+deadline, x-request-id and traceparent, and every answer is compared with what it must be.
+
+exit codes: 0 all answers right and the design's goal reached (envoy: CPU per call at or below Envoy's; direct over
+gRPC with 16 callers or more: at least as many calls per second; else there is none); 1 not; 2 wrong usage;
+3 inconclusive (too much other work on the machine); 130 interrupted"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.epilog = EXAMPLE
+    parser.add_argument("--peer", choices=("envoy", "direct"), required=True, help="what Sluice is compared with")
+    parser.add_argument("--protocol", choices=("http", "grpc"), required=True, help="what the callers speak")
+    parser.add_argument("--rounds", type=_positive_int, default=7, metavar="N", help="default: 7")
+    parser.add_argument("--concurrency", type=_positive_int, default=16, metavar="N",
+                        help="callers, each with a connection of its own (default: 16)")  # fmt: skip
+    parser.add_argument("--seconds", type=_positive, default=3.0, metavar="S",
+                        help="each side in each round (default: 3)")  # fmt: skip
+    parser.add_argument("--warm-up", type=_positive, default=0.5, metavar="S",
+                        help="before that, not measured (default: 0.5)")  # fmt: skip
+    parser.add_argument("--deadline-ms", type=_positive_int, default=2000, metavar="MS",
+                        help="of each call (default: 2000)")  # fmt: skip
+    parser.add_argument("--envoy-workers", type=_positive_int, default=os.cpu_count() or 1, metavar="N",
+                        help="Envoy's worker threads (default: one per CPU, as Envoy's own)")  # fmt: skip
+    parser.add_argument("--keep", action="store_true", help="keep the folder of policies, records and logs")
+    parser.add_argument("--json", metavar="OUT", help="write the figures as JSON to this file; - is stdout")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the comparison. Returns its exit code."""
+    if arguments.json not in (None, "-") and not Path(arguments.json).absolute().parent.is_dir():
+        raise LoadError(f"--json: there is no folder for {arguments.json}")
+    setting = _setting(arguments)
+    up = rig(
+        arguments.peer,
+        IdentityInputs.model,
+        slots=max(SLOTS_MIN, arguments.concurrency),
+        deadline_ms=arguments.deadline_ms,
+        envoy_workers=arguments.envoy_workers,
+        keep=arguments.keep,
+    )
+    with up as ready, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        rounds = runner.run(_rounds(Comparison(ready, arguments), arguments.rounds))
+    result = comparison(arguments.peer, arguments.protocol, arguments.concurrency, rounds, setting)
+    text = json.dumps(result, indent=1)
+    if arguments.json == "-":
+        print(text)
+    elif arguments.json:
+        Path(arguments.json).write_text(text + "\n", encoding="utf-8")
+    if arguments.json != "-":
+        print(table(result))
+    return EXIT_CODES[result["verdict"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the kernel says at one edge of a window."""
+
+    proxy_s: float
+    triton_s: float
+    generator_s: float
+    all_ours_s: float
+    machine_s: float
+    at_s: float
+
+
+class Comparison:
+    """The rounds of one comparison on a rig that is up."""
+
+    def __init__(self, ready: Rig, arguments: argparse.Namespace) -> None:
+        self._rig = ready
+        self._arguments = arguments
+        self._inputs = IdentityInputs()
+        self._calls = Calls(random.getrandbits(32), arguments.deadline_ms)
+
+    async def settle(self) -> None:
+        """Return when both sides give right answers. Raises LoadError."""
+        for side in self._rig.sides:
+            (connection,) = self._connections(side, 1)
+            try:
+                error = await answers(connection, self._calls, SETTLE_S)
+            finally:
+                await connection.aclose()
+            if error:
+                raise LoadError(
+                    f"{side.name} gives no right answer over {self._arguments.protocol}: {error}; "
+                    "run it again with --keep and read the logs"
+                )
+
+    async def round(self, number: int) -> Round:
+        """Drive both sides, one after the other; who is first changes from round to round."""
+        sides = self._rig.sides if number % 2 else self._rig.sides[::-1]
+        readings = {side.name: await self._drive(side) for side in sides}
+        sluice, peer = (readings[side.name] for side in self._rig.sides)
+        return Round(sluice, peer, round(os.getloadavg()[0], 2))
+
+    async def _drive(self, side: Side) -> Reading:
+        arguments = self._arguments
+        connections = self._connections(side, arguments.concurrency)
+        try:
+            loop = ClosedLoop(connections, self._calls)
+            measured = await loop.run(arguments.warm_up, arguments.seconds, partial(self._sample, side))
+        finally:
+            await asyncio.gather(*(connection.aclose() for connection in connections))
+        return reading(measured, None if side.pid is None else accounting.rss_bytes(side.pid), side.pid is not None)
+
+    def _connections(self, side: Side, count: int) -> list[Connection]:
+        make: Callable[[str, IdentityInputs], Connection]
+        make = HttpConnection if self._arguments.protocol == "http" else GrpcConnection
+        return [make(side.address(self._arguments.protocol), self._inputs) for _ in range(count)]
+
+    def _sample(self, side: Side) -> Sample:
+        triton_s = accounting.cpu_s_of(self._rig.triton_pids())
+        generator_s = time.process_time()
+        proxies_s = accounting.cpu_s_of(self._rig.proxy_pids())
+        return Sample(
+            proxy_s=0.0 if side.pid is None else accounting.cpu_s(side.pid),
+            triton_s=triton_s,
+            generator_s=generator_s,
+            all_ours_s=triton_s + generator_s + proxies_s,
+            machine_s=accounting.machine_busy_s(),
+            at_s=time.perf_counter(),
+        )
+
+
+def reading(measured: Measured[Sample], rss_bytes: int | None, has_proxy: bool) -> Reading:
+    """The figures of one window."""
+    tally, before, after = measured.tally, measured.before, measured.after
+    calls = max(1, tally.calls)
+    errors = sum(tally.errors.values())
+    right = tally.latency.count
+    others_s = (after.machine_s - before.machine_s) - (after.all_ours_s - before.all_ours_s)
+    late = tally.timer_late
+    return Reading(
+        calls=tally.calls,
+        errors=errors,
+        rps=right / measured.seconds,
+        p50_ms=tally.latency.quantile_ns(0.5) / 1e6 if right else None,
+        p99_ms=tally.latency.quantile_ns(0.99) / 1e6 if right else None,
+        cpu_us_per_call=(after.proxy_s - before.proxy_s) * 1e6 / calls if has_proxy else None,
+        rss_mb=None if rss_bytes is None else rss_bytes / 1e6,
+        triton_cpu_us_per_call=(after.triton_s - before.triton_s) * 1e6 / calls,
+        generator_cpu_us_per_call=(after.generator_s - before.generator_s) * 1e6 / calls,
+        others_cores=max(0.0, others_s / (after.at_s - before.at_s)),
+        timer_late_p99_ms=late.quantile_ns(0.99) / 1e6 if late.count else measured.seconds * 1000,
+        error_kinds=dict(tally.errors),
+    )
+
+
+async def _rounds(compare: Comparison, count: int) -> list[Round]:
+    """All rounds; one that was disturbed by other work on the machine is done once more."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await compare.settle()
+    rounds: list[Round] = []
+    for number in range(1, count + 1):
+        done = await compare.round(number)
+        if done.disturbed:
+            _progress(number, count, done)
+            done = await compare.round(number)
+        _progress(number, count, done)
+        rounds.append(done)
+    return rounds
+
+
+def _progress(number: int, count: int, done: Round) -> None:
+    def words(each: Reading) -> str:
+        cpu = "" if each.cpu_us_per_call is None else f", {each.cpu_us_per_call:.0f} us CPU/call"
+        errors = f", {each.errors} errors" if each.errors else ""
+        return f"{each.rps:.0f}/s{cpu}{errors}"
+
+    note = " (disturbed)" if done.disturbed else ""
+    print(
+        f"round {number}/{count}: sluice {words(done.sluice)}; peer {words(done.peer)}; "
+        f"load average {done.load_average}{note}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _setting(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "peer": arguments.peer,
+        "seconds": arguments.seconds,
+        "warm_up_s": arguments.warm_up,
+        "deadline_ms": arguments.deadline_ms,
+        "envoy_workers": arguments.envoy_workers if arguments.peer == "envoy" else None,
+        "model": IdentityInputs.model,
+        "machine": accounting.machine_name(),
+        "load_average_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def _positive_int(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return number
