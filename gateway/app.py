@@ -121,6 +121,7 @@ class App:
             observer=assembly.metrics,
             limits=gateway.grpc,
             receive_bytes_max=max(model.limits.body_bytes_max for model in policies.models.values()) + ENVELOPE_BYTES,
+            chance=self.chance.stream("edge.grpc.retry_after"),
             clock=self.clock,
         )
         self._admin: AdminServers | None = None

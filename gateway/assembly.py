@@ -123,6 +123,7 @@ class Assembly:
             workers=parts.workers,
             resolver=parts.resolver,
             files=parts.files,
+            observer=self.metrics,
         )
         self.catalogue = FleetCatalogue(self.directory, policies, lambda: self.draining)
         self.transport = ReplicaTransport(self.directory, clock)

@@ -59,7 +59,6 @@ class Trail:
         "answered_s",
         "artifact_hash",
         "attempts",
-        "closed_s",
         "in_flight_at_admit",
         "limit_at_admit",
         "policy_revision",
@@ -84,7 +83,6 @@ class Trail:
         """The call began to wait for a slot; 0.0 if it never had to."""
         self.admitted_s = 0.0
         self.answered_s = 0.0
-        self.closed_s = 0.0
         self.policy_revision = ""
         self.pool = ""
         self.version_routed = ""

@@ -140,6 +140,26 @@ class SnapshotSource(Protocol):
         ...
 
 
+class FleetObserver(Protocol):
+    """What the fleet reports besides its snapshots. Synchronous, cheap, never raises."""
+
+    def probe_failed(self, replica: str, probe: str) -> None:
+        """`probe` is one of `liveness`, `readiness`, `index`, `scrape`."""
+        ...
+
+    def warmup_call(self, model: str, *, ok: bool) -> None: ...
+
+
+class SilentFleetObserver:
+    """Counts nothing."""
+
+    def probe_failed(self, replica: str, probe: str) -> None:
+        return None
+
+    def warmup_call(self, model: str, *, ok: bool) -> None:
+        return None
+
+
 class Catalogue(Protocol):
     """What the edge answers itself: health, metadata, configuration, as if the fleet were one server.
 

@@ -73,8 +73,6 @@ class Teaching:
     """The directory should ask whether this replica is alive, before the next probe is due."""
     elsewhere: bool
     """Another replica might answer (whether one is asked is the retry decider's business)."""
-    answer_counts: bool
-    """There is an answer for the caller in it, good or bad, from the replica."""
 
 
 def _t(
@@ -86,21 +84,20 @@ def _t(
     model: bool = False,
     replica: bool = False,
     elsewhere: bool = False,
-    answer: bool = False,
 ) -> Teaching:
-    return Teaching(picker, limit, breaker, hedge, model, replica, elsewhere, answer)
+    return Teaching(picker, limit, breaker, hedge, model, replica, elsewhere)
 
 
 _L, _V = Latency, Verdict
 
 TEACHINGS: Mapping[Outcome, Teaching] = MappingProxyType(
     {
-        Outcome.OK: _t(_L.RECORD, _V.SUCCESS, _V.SUCCESS, _L.RECORD, answer=True),
-        Outcome.CALLER_FAULT: _t(_L.SKIP, _V.NEUTRAL, _V.NEUTRAL, _L.SKIP, answer=True),
-        Outcome.OVERLOAD: _t(_L.PENALTY, _V.FAILURE, _V.NEUTRAL, _L.SKIP, elsewhere=True, answer=True),
-        Outcome.NOT_LOADED: _t(_L.SKIP, _V.NEUTRAL, _V.NEUTRAL, _L.SKIP, model=True, elsewhere=True, answer=True),
-        Outcome.REFUSED: _t(_L.SKIP, _V.NEUTRAL, _V.NEUTRAL, _L.SKIP, answer=True),
-        Outcome.BROKEN: _t(_L.PENALTY, _V.NEUTRAL, _V.FAILURE, _L.SKIP, model=True, elsewhere=True, answer=True),
+        Outcome.OK: _t(_L.RECORD, _V.SUCCESS, _V.SUCCESS, _L.RECORD),
+        Outcome.CALLER_FAULT: _t(_L.SKIP, _V.NEUTRAL, _V.NEUTRAL, _L.SKIP),
+        Outcome.OVERLOAD: _t(_L.PENALTY, _V.FAILURE, _V.NEUTRAL, _L.SKIP, elsewhere=True),
+        Outcome.NOT_LOADED: _t(_L.SKIP, _V.NEUTRAL, _V.NEUTRAL, _L.SKIP, model=True, elsewhere=True),
+        Outcome.REFUSED: _t(_L.SKIP, _V.NEUTRAL, _V.NEUTRAL, _L.SKIP),
+        Outcome.BROKEN: _t(_L.PENALTY, _V.NEUTRAL, _V.FAILURE, _L.SKIP, model=True, elsewhere=True),
         Outcome.TRANSPORT: _t(_L.PENALTY, _V.NEUTRAL, _V.FAILURE, _L.SKIP, replica=True, elsewhere=True),
         Outcome.EXPIRED: _t(_L.LOWER_BOUND, _V.FAILURE, _V.NEUTRAL, _L.LOWER_BOUND),
         Outcome.ABANDONED: _t(_L.LOWER_BOUND, _V.NEUTRAL, _V.NEUTRAL, _L.SKIP),

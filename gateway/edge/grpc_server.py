@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ from gateway.edge.grpc_listener import GrpcListener, why_not
 from gateway.edge.grpc_methods import CONTROL_METHODS, HEALTH_CHECK, INFER, REFUSED, SERVICE
 from gateway.edge.headers import ClientHeaders, HeaderReader, response_headers
 from gateway.edge.observer import EdgeObserver
+from gateway.edge.status import retry_delay_s
 from gateway.policy.schema import GrpcLimits
 from gateway.runtime.clock import Clock
 from gateway.runtime.listen import listen_error, split_address
@@ -79,6 +81,7 @@ class GrpcServer:
         observer: EdgeObserver,
         limits: GrpcLimits,
         receive_bytes_max: int,
+        chance: random.Random,
         clock: Clock,
     ) -> None:
         """`receive_bytes_max`: a message larger than this is wanted by no model."""
@@ -90,6 +93,7 @@ class GrpcServer:
         self._budget = budget
         self._limits = limits
         self._receive_bytes_max = receive_bytes_max
+        self._chance = chance
         self._observer = observer
         self._clock = clock
         self._calls: dict[asyncio.Task[Reply], Call] = {}
@@ -363,7 +367,7 @@ class GrpcServer:
         """End the RPC with `error`; never returns."""
         pairs = response_headers(call, error, self._explanation(call, error))
         if error.reason in _OVERLOADS:
-            pairs.append(("grpc-retry-pushback-ms", str(int((error.retry_after_s or 1.0) * 1000))))
+            pairs.append(("grpc-retry-pushback-ms", str(int(retry_delay_s(error, self._chance) * 1000))))
         await self._abort(context, error, tuple(pairs))
 
     @staticmethod

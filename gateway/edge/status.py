@@ -70,14 +70,19 @@ def error_body(message: str) -> bytes:
         return orjson.dumps({"error": message.encode("utf-8", "replace").decode()})
 
 
-def retry_after_s(error: GatewayError, chance: random.Random) -> int:
-    """Whole seconds for `retry-after`: the error's own estimate or one second, plus up to half of it by chance so
-    that callers refused together do not come back together. At least 1, at most an hour.
+def retry_delay_s(error: GatewayError, chance: random.Random) -> float:
+    """When to come back: the error's own estimate or one second, plus up to half of it by chance so that callers
+    refused together do not come back together. At most an hour.
     """
     base_s = error.retry_after_s
     if base_s is None or not base_s > 0:
         base_s = RETRY_AFTER_DEFAULT_S
-    return max(1, math.ceil(min(base_s * (1.0 + 0.5 * chance.random()), RETRY_AFTER_MAX_S)))
+    return min(base_s * (1.0 + 0.5 * chance.random()), RETRY_AFTER_MAX_S)
+
+
+def retry_after_s(error: GatewayError, chance: random.Random) -> int:
+    """The same for HTTP's `retry-after`, which counts whole seconds: at least 1."""
+    return max(1, math.ceil(retry_delay_s(error, chance)))
 
 
 def internal_error() -> GatewayError:

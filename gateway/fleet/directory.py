@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from gateway.core.faces import Connector, Endpoints, Files, Resolver
+from gateway.core.faces import Connector, Endpoints, Files, FleetObserver, Resolver, SilentFleetObserver
 from gateway.core.snapshot import FleetSnapshot, ModelState, ReplicaState, ReplicaView
 from gateway.fleet.connection import Connection
 from gateway.fleet.member import Member, Tools
@@ -49,6 +49,7 @@ class Directory:
         resolver: Resolver,
         files: Files,
         warm_request: WarmRequest | None = None,
+        observer: FleetObserver | None = None,
     ) -> None:
         self._clock = clock
         self._chance = chance
@@ -64,8 +65,9 @@ class Directory:
         self._stopped = False
         self._count = 0
         self._cut = 0
+        watcher: FleetObserver = SilentFleetObserver() if observer is None else observer
         make = from_policies(policies) if warm_request is None else warm_request
-        self._tools = Tools(clock, workers, self._start_job, self._member_changed, self._retire, make)
+        self._tools = Tools(clock, workers, self._start_job, self._member_changed, self._retire, make, watcher)
         self._pools = policies.fleet.pools
         self._models: dict[str, dict[str, ModelPolicy]] = {name: {} for name in self._pools}
         for model in policies.models.values():

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.faces import ReplicaClient
+from gateway.core.faces import FleetObserver, ReplicaClient
 from gateway.core.outcome import Outcome
 from gateway.core.snapshot import ModelState
 from gateway.fleet.connection import Connection
@@ -38,6 +38,7 @@ class Tools:
     changed: Callable[[Member], None]
     retire: Callable[[str, Connection], None]
     warm_request: WarmRequest
+    observer: FleetObserver
 
 
 class Member:
@@ -154,6 +155,7 @@ class Member:
         note = f"{left} calls"
         while left and not self.removed and not finished(replica, key, epoch):
             trial = await try_once(self.connection, key, request, policy.warmup.timeout_ms / 1000)
+            self.tools.observer.warmup_call(key[0], ok=trial.good)
             if trial.good:
                 left -= 1
                 backoff.failures = 0

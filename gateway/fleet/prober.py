@@ -68,8 +68,10 @@ class Prober:
                 return
             await self._ask_models()
         except UpstreamFault as fault:
+            self._count("readiness")
             replica.failed(f"{fault.code.name}: {fault.text}")
         except GatewayError as error:
+            self._count("readiness")
             replica.failed(f"an answer that makes no sense: {error}")
         member.start_work()
         member.changed()
@@ -115,8 +117,10 @@ class Prober:
             if task.result():
                 replica.live(now_s)
                 return True
+            self._count("liveness")
             replica.not_live("the server says that it is not live", asked_s, now_s, answered=True, lost=False)
         elif isinstance(error, UpstreamFault):
+            self._count("liveness")
             stopping = error.from_peer and error.text.startswith(STOPPING)
             unreachable = not error.from_peer and not error.sent and error.code is not Code.DEADLINE_EXCEEDED
             text = f"liveness: {error.code.name}: {error.text}"
@@ -124,6 +128,9 @@ class Prober:
         else:
             raise error
         return replica.state is ReplicaState.DOWN
+
+    def _count(self, probe: str) -> None:
+        self._member.tools.observer.probe_failed(self._replica.id, probe)
 
     async def _ask_models(self) -> None:
         replica, client, clock = self._replica, self._member.connection.client, self._clock
@@ -151,6 +158,7 @@ class Prober:
         except UpstreamFault as fault:
             if not fault.from_peer:
                 raise
+            self._count("index")
             self._replica.failed(f"index: {fault.code.name}: {fault.text}")
             return [entry for model in models for entry in await self._ready_versions(model)]
         return [entry for entry in entries if entry.name in models]

@@ -52,6 +52,7 @@ class Scraper:
     def _failed(self, text: str) -> None:
         member = self._member
         member.scrapes_failed += 1
+        member.tools.observer.probe_failed(member.replica.id, "scrape")
         member.scrape_error = text
         if member.scrapes_failed == FAILURES_TO_FORGET:
             member.replica.forget_figures()

@@ -91,7 +91,6 @@ class RecordLayer:
 
     def _end(self, call: Call, outcome: Outcome, error: GatewayError | None, answer: bytes | None) -> None:
         now_s = self._clock.now_s()
-        call.trail.closed_s = now_s
         if error is not None:
             call.trail.reason = error.reason
         for sink in self._sinks:

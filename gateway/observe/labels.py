@@ -70,7 +70,7 @@ _HTTP_STATUSES = (200, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 417, 42
 STATUSES = frozenset((*(str(status) for status in _HTTP_STATUSES), *(code.name for code in Code)))
 ATTEMPT_KINDS = frozenset(("primary", "retry", "hedge", "warmup"))
 RUNGS = frozenset(("full", "cached", "smaller", "rules", "default"))
-PROBES = frozenset(("liveness", "readiness", "index", "scrape", "resolve"))
+PROBES = frozenset(("liveness", "readiness", "index", "scrape"))
 
 _JOB = re.compile(r"[a-z][a-z_-]{0,39}")
 _LABEL_CHARACTERS_MAX = 255

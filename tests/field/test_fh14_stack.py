@@ -135,7 +135,7 @@ class House:
         self.grpc = GrpcServer(
             service=self.stack.service, catalogue=OneModel(), authenticator=authenticator, reader=reader,
             explainer=explainer, budget=self.budget, observer=self.events, limits=GrpcLimits(),
-            receive_bytes_max=1 << 20, clock=clock,
+            receive_bytes_max=1 << 20, chance=random.Random(4), clock=clock,
         )  # fmt: skip
 
     def nothing_is_taken(self) -> bool:

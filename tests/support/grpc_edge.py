@@ -126,6 +126,7 @@ async def grpc_edge(service: Any, authenticator: Authenticator | None = None) ->
         observer=events,
         limits=GrpcLimits(),
         receive_bytes_max=1 << 26,
+        chance=random.Random(2),
         clock=SystemClock(),
     )
     address = await server.start("127.0.0.1:0")

@@ -10,7 +10,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.core.call import Call
-from gateway.core.faces import Endpoints
+from gateway.core.faces import Endpoints, FleetObserver
 from gateway.core.snapshot import FleetSnapshot, ModelState, ReplicaState, ReplicaView
 from gateway.fleet.catalogue import FleetCatalogue
 from gateway.fleet.directory import Directory
@@ -80,6 +80,7 @@ class FleetWorld:
         replicas_max: int = 64,
         base_dir: str = "/policies",
         warm_request: WarmRequest | None = None,
+        observer: FleetObserver | None = None,
     ) -> None:
         self.loop = loop
         self.clock = VirtualClock(loop)
@@ -109,6 +110,7 @@ class FleetWorld:
             resolver=self.network,
             files=self.files,
             warm_request=warm_request,
+            observer=observer,
         )
         self.catalogue = FleetCatalogue(self.directory, self.policies)
         self.transport = ReplicaTransport(self.directory, self.clock)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 
 import pytest
 
 from gateway.core.codes import Code
 from gateway.core.errors import GatewayError
-from gateway.core.faces import IndexEntry
+from gateway.core.faces import IndexEntry, SilentFleetObserver
 from gateway.core.faults import UpstreamFault
 from gateway.core.snapshot import ModelState, ReplicaState
 from gateway.fleet.model_record import Description
@@ -101,6 +102,32 @@ def test_a_model_that_must_not_be_served_stays_out_of_traffic_and_says_why() -> 
         assert len(world.snapshots) - published < 150, "only what the scrapes show is published, not each refusal"
 
     run(main, warm_request=refuse)
+
+
+def test_failed_probes_and_warm_up_calls_are_reported() -> None:
+    class Counts(SilentFleetObserver):
+        def __init__(self) -> None:
+            self.seen: Counter[str] = Counter()
+
+        def probe_failed(self, replica: str, probe: str) -> None:
+            assert replica.endswith("10.0.0.1:8001")
+            self.seen[probe] += 1
+
+        def warmup_call(self, model: str, *, ok: bool) -> None:
+            self.seen[f"{model} {'ok' if ok else 'failed'}"] += 1
+
+    counts = Counts()
+
+    async def main(world: FleetWorld) -> None:
+        await world.until(lambda: len(world.takers("m")) == 2)
+        world.tritons["10.0.0.1"].crash()
+        await world.until(lambda: world.state("10.0.0.1") is ReplicaState.DOWN)
+        await asyncio.sleep(2.0)
+
+    run(main, observer=counts, policies={"m": {"warmup": Warmup(calls=2)}})
+    assert counts.seen["m ok"] == 4
+    assert counts.seen["liveness"] >= 2
+    assert counts.seen["scrape"] >= 1
 
 
 def test_a_slow_warm_up_delays_neither_probes_nor_other_models() -> None:
