@@ -316,7 +316,10 @@ def test_no_bytes_bring_a_500_a_crash_or_a_leak(data: bytes, cuts: list[int]) ->
             rest = rest[cut:]
             await turns(2)
         await turns()
-        assert all(answer.status != 500 for answer in read_answers(bytes(client.sent)))
+        if b"HEAD " in data:  # its answer has a length and no body: there is no telling where the next one begins
+            assert b"HTTP/1.1 500 " not in client.sent
+        else:
+            assert all(answer.status != 500 for answer in read_answers(bytes(client.sent)))
         client.reset()
         await turns()
         assert edge.notes.internal == 0
