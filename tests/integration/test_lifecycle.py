@@ -18,7 +18,8 @@ import pytest
 
 from deploy.local import LocalFleet
 from tests.conftest import replicas_of
-from tests.support.gateway_process import MODEL_POLICIES, ROOT, GatewayProcess, free_port, write_policies
+from tests.support.gateway_process import MODEL_POLICIES, ROOT, GatewayProcess, write_policies
+from tests.support.ports import free_port
 
 ACCEL = {"accel": MODEL_POLICIES["accel"]}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 60.0
@@ -25,12 +26,6 @@ MODEL_POLICIES: Mapping[str, Mapping[str, Any]] = {
     "identity": {"objective": {"p99_ms": 200}},
     "accel": {"objective": {"p99_ms": 1000}},
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def write_policies(

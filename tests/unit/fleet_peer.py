@@ -114,11 +114,3 @@ async def listening(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def free_port() -> int:
-    """A port that nobody listens on (for a moment, anyway)."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port

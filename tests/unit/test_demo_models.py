@@ -297,6 +297,7 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
 def test_the_command_check_says_what_is_missing_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         base = next(iter(free_ports(1))).http
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the search does: old connections do not count
         taken.bind(("127.0.0.1", base + 1))
         taken.listen()
         code = main(["check", "--replicas", "1", "--base-port", str(base), "--json", "-"])

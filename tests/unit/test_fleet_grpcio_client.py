@@ -18,6 +18,7 @@ from gateway.core.outcome import Outcome
 from gateway.fleet.grpc_faults import to_fault
 from gateway.fleet.grpcio_client import GrpcioConnector, GrpcioOptions, GrpcioReplicaClient, clean
 from gateway.runtime.clock import SystemClock
+from tests.support.ports import free_port
 from tests.unit.fleet_peer import (
     DATA,
     GOAWAY,
@@ -27,7 +28,6 @@ from tests.unit.fleet_peer import (
     Act,
     Listener,
     Peer,
-    free_port,
     listening,
     literal,
 )
