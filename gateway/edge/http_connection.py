@@ -95,7 +95,7 @@ class HttpConnection(asyncio.Protocol):
         self._ended = False
         """The client's bytes have ended, and what of them waits for a turn comes first."""
         self._lingering = False
-        self._outbox = Outbox()
+        self._outbox = Outbox(server.kit.budget, lambda: self._give_up("slow_reader"))
         self._reading_paused = False
         self._write_paused = False
         self._read_s = 0.0
@@ -150,16 +150,20 @@ class HttpConnection(asyncio.Protocol):
         self._finished = True
         self._transport = None
         self._outbox.transport = None
+        self._outbox.unstuck()
         self._timer.cancel()
         self._leave()
         self._server.closed(self)
 
     def pause_writing(self) -> None:
         self._write_paused = True
-        self._watch_writing()
+        self._outbox.stuck()
+        if self._outbox.transport is not None:
+            self._watch_writing()
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        self._outbox.unstuck()
         if self._finished:
             self._watch_writing()  # what is left of the last answer may still get stuck
             return
@@ -445,9 +449,7 @@ class HttpConnection(asyncio.Protocol):
             return self._read_s + limits.body_idle_timeout_ms / 1000
         if phase is Phase.HEAD:
             return self._head_s + limits.header_timeout_ms / 1000
-        if phase is Phase.DRAIN:
-            return self._drain_s + limits.body_idle_timeout_ms / 1000
-        return FOREVER
+        return self._drain_s + limits.body_idle_timeout_ms / 1000 if phase is Phase.DRAIN else FOREVER
 
     def _next_deadline_s(self) -> float:
         return min(self._read_deadline_s(), self._write_deadline_s)

@@ -1,24 +1,37 @@
-"""What leaves a connection: pieces that become ready together are written together."""
+"""What leaves a connection: pieces that become ready together are written together, and what a slow reader leaves in
+the transport is counted against the memory for bodies.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+
+from gateway.core.faces import BodyBudget
 
 JOIN_BYTES_MAX = 64 * 1024
 """Answers up to this size leave in one piece; of larger ones no byte is copied here."""
 
 
 class Outbox:
-    """Writes at once, or after `hold()` when `release()` is called or `JOIN_BYTES_MAX` have gathered."""
+    """Writes at once, or after `hold()` when `release()` is called or `JOIN_BYTES_MAX` have gathered.
 
-    __slots__ = ("_bytes", "_held", "_pieces", "transport")
+    From `stuck()` (the transport asks for a pause) to `unstuck()` what the transport holds is reserved in `budget`. If
+    there is no room for it, nothing more is written and `overflow` is called, which must end the connection.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_budget", "_bytes", "_held", "_overflow", "_pieces", "_reserved", "_stuck", "transport")
+
+    def __init__(self, budget: BodyBudget, overflow: Callable[[], None]) -> None:
         self.transport: asyncio.Transport | None = None
         """None before the connection is made and after it is lost: what is emitted then is dropped."""
+        self._budget = budget
+        self._overflow = overflow
         self._held = False
         self._pieces: list[bytes | memoryview] = []
         self._bytes = 0
+        self._stuck = False
+        self._reserved = 0
 
     def hold(self) -> None:
         self._held = True
@@ -32,6 +45,7 @@ class Outbox:
             return
         if not self._held:
             self.transport.write(data)
+            self._count()
             return
         self._pieces.append(data)
         self._bytes += len(data)
@@ -49,6 +63,31 @@ class Outbox:
             return
         if joinable:
             self.transport.write(b"".join(pieces))
+        else:
+            for piece in pieces:
+                self.transport.write(piece)
+        self._count()
+
+    def stuck(self) -> None:
+        """The client does not take what it is sent; the transport holds it."""
+        self._stuck = True
+        self._count()
+
+    def unstuck(self) -> None:
+        """The client has taken most of it, or the connection is gone."""
+        self._stuck = False
+        if self._reserved:
+            self._budget.release(self._reserved)
+            self._reserved = 0
+
+    def _count(self) -> None:
+        if not self._stuck or self.transport is None:
             return
-        for piece in pieces:
-            self.transport.write(piece)
+        more = self.transport.get_write_buffer_size() - self._reserved
+        if more <= 0:
+            return
+        if self._budget.try_reserve(more):
+            self._reserved += more
+            return
+        self.transport = None
+        self._overflow()

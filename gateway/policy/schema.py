@@ -190,7 +190,12 @@ class GatewayPolicy(Strict, frozen=True, kw_only=True):
         str, Meta(min_length=1, description="Directory for the admin token, relative to fleet.yaml; made if missing.")
     ] = "../.run/state"
     body_memory_bytes: Annotated[
-        int, Meta(ge=MIB, description="Request bodies held at one time, over all calls; beyond it 503 `body_memory`.")
+        int,
+        Meta(
+            ge=MIB,
+            description="Request bodies, and answers that clients are slow to take, held at one time, over all calls. "
+            "Beyond it 503 `body_memory`, and slow takers are cut off.",
+        ),
     ] = 512 * MIB
     forward_headers: Annotated[
         tuple[str, ...],
