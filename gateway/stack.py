@@ -97,7 +97,7 @@ def build_model_stack(
     policy: ModelPolicy, *, transport: Service, fleet: SnapshotSource, clock: Clock, chance: random.Random
 ) -> AdmitLayer:
     """The layers below `route` for one model: admit, track, transport."""
-    track = TrackLayer(transport, clock, fleet)
+    track = TrackLayer(transport, clock)
     return AdmitLayer(
         track,
         model=policy.model,

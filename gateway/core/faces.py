@@ -129,16 +129,6 @@ class SnapshotSource(Protocol):
         """Have `listener` called, synchronously and at once, with every new snapshot."""
         ...
 
-    def hint(self, replica: str, model: str, version: str) -> None:
-        """An attempt showed that this model on this replica (or the whole replica, if `model` is "") may have
-        changed: ask it soon.
-        """
-        ...
-
-    def note_answer(self, replica: str, model: str, version: str, now_s: float) -> None:
-        """An attempt got a good answer. Cheap; the first one is recorded as a start phase."""
-        ...
-
 
 class FleetObserver(Protocol):
     """What the fleet reports besides its snapshots. Synchronous, cheap, never raises."""

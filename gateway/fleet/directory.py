@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from gateway.core.faces import Connector, Endpoints, Files, FleetObserver, Resolver, SilentFleetObserver
-from gateway.core.snapshot import FleetSnapshot, ModelState, ReplicaState, ReplicaView
+from gateway.core.snapshot import FleetSnapshot, ReplicaState, ReplicaView
 from gateway.fleet.connection import Connection
+from gateway.fleet.departure import KEPT_S, needed, shown
 from gateway.fleet.member import Member, Tools
 from gateway.fleet.model_record import Description, Key
 from gateway.fleet.prober import Prober
@@ -55,6 +56,8 @@ class Directory:
         self._chance = chance
         self._supervisor = supervisor
         self._members: dict[str, Member] = {}
+        self._departing: dict[str, asyncio.TimerHandle] = {}
+        """Members whose address is gone, by id, the first to lose it first; the timer ends their stay."""
         self._leaving: dict[Connection, None] = {}
         self._views: dict[str, ReplicaView] = {}
         self._dirty: dict[str, None] = {}
@@ -88,15 +91,17 @@ class Directory:
     async def stop(self) -> None:
         """End all jobs and close all connections, whatever is out on them."""
         self._stopped = True
-        running = [name for name in self._jobs if self._supervisor.running(name)]
-        if running:  # Without a name `stop` would end everybody's jobs.
-            await self._supervisor.stop(*running)
+        await self._supervisor.stop(*self._jobs)
+        for timer in self._departing.values():
+            timer.cancel()
         for member in self._members.values():
             member.removed = True
             self._leaving[member.connection] = None
         closing, self._leaving = tuple(self._leaving), {}
-        for connection in closing:
-            await connection.client.aclose()
+        closed = (connection.client.aclose() for connection in closing)
+        for error in await asyncio.gather(*closed, return_exceptions=True):
+            if isinstance(error, Exception):
+                _log.error("a connection could not be closed in order", exc_info=error)
 
     def _start_job(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         async def job() -> None:
@@ -121,18 +126,31 @@ class Directory:
 
     async def _refresh(self, roster: Roster) -> None:
         """One look at a pool's addresses. A failed or empty answer changes nothing but the alarm."""
-        current = tuple(m.replica.endpoints for m in self._members.values() if m.replica.pool == roster.pool)
-        wanted = await roster.look(current, self._clock.now_s())
+        in_use = tuple(member.replica.endpoints for member in self._of(roster.pool))
+        wanted = await roster.look(in_use, self._clock.now_s())
         if wanted is None:
             return
-        keep = set(wanted)
-        gone = [endpoints for endpoints in current if endpoints not in keep]
-        for endpoints in gone:
-            await self._remove(f"{roster.pool}/{endpoints.grpc}")
-        there = set(current)
+        keep, there = set(wanted), set[Endpoints]()
+        for member in self._of(roster.pool):
+            if member.replica.endpoints in keep:
+                there.add(member.replica.endpoints)
+                self._stay(member)
+            elif member.replica.id not in self._departing:
+                self._depart(member)
         for endpoints in wanted:
             if endpoints not in there:
+                same = self._members.get(f"{roster.pool}/{endpoints.grpc}")
+                if same is not None:  # One of its other ports has changed; two of one id cannot be.
+                    self._remove(same)
                 self._add(roster.pool, endpoints)
+        self._let_go()
+        kept = [self._members[each] for each in self._departing]
+        kept = [member for member in kept if member.replica.pool == roster.pool]
+        for member in kept[: -self._pools[roster.pool].replicas_max]:
+            self._remove(member)
+
+    def _of(self, pool: str) -> list[Member]:
+        return [member for member in self._members.values() if member.replica.pool == pool]
 
     def _add(self, pool: str, endpoints: Endpoints) -> None:
         replica_id = f"{pool}/{endpoints.grpc}"
@@ -161,22 +179,61 @@ class Directory:
         self._start_job(f"probe/{member.name}", Prober(member).run)
         self._start_job(f"scrape/{member.name}", Scraper(member).run)
 
-    async def _remove(self, replica_id: str) -> None:
+    def _depart(self, member: Member) -> None:
+        """Its address is gone: it stays only for what nobody else serves (`_let_go`)."""
+        timer = asyncio.get_running_loop().call_later(KEPT_S, self._remove, member)
+        self._departing[member.replica.id] = timer
+
+    def _stay(self, member: Member) -> None:
+        """Its address is there (again)."""
+        timer = self._departing.pop(member.replica.id, None)
+        if timer is not None:
+            timer.cancel()
+            member.kept_for = None
+            _log.info("replica %s: its address is back", member.replica.id)
+            self._member_changed(member)
+
+    def _let_go(self) -> None:
+        """Remove the departing members that are needed for nothing (any more)."""
+        if not self._departing or self._stopped:
+            return
+        found = needed((member.replica for member in self._members.values()), self._departing)
+        for replica_id, keys in found.items():
+            member = self._members[replica_id]
+            if not keys:
+                self._remove(member)
+            elif keys != member.kept_for:
+                if member.kept_for is None:
+                    _log.info(
+                        "replica %s: its address is gone; it stays at most %g s, until others serve what it serves",
+                        replica_id,
+                        KEPT_S,
+                    )
+                member.kept_for = keys
+                self._member_changed(member)
+
+    def _remove(self, member: Member) -> None:
         """No new calls from this moment on; those that are out may finish. Nothing of what is known of it stays."""
-        member = self._members.pop(replica_id)
+        replica_id = member.replica.id
+        del self._members[replica_id]
+        timer = self._departing.pop(replica_id, None)
+        if timer is not None:
+            timer.cancel()
         member.removed = True
         self._views.pop(replica_id, None)
         self._dirty.pop(replica_id, None)
         self._publish_soon()
         _log.info("replica %s: its address is gone; it drains", replica_id)
-        self._retire(member.name, member.connection)
         suffix = f"/{member.name}"
         names = [name for name in self._jobs if name.endswith(suffix) or f"{suffix}/" in name]
-        running = [name for name in names if self._supervisor.running(name) and not name.startswith("drain/")]
-        if running:
-            await self._supervisor.stop(*running)
-        for name in running:
-            self._jobs.pop(name, None)
+
+        async def end() -> None:
+            await self._supervisor.stop(*names)
+            for name in names:
+                self._jobs.pop(name, None)
+
+        self._start_job(f"end/{member.name}", end)
+        self._retire(member.name, member.connection)
 
     def _retire(self, name: str, connection: Connection) -> None:
         self._leaving[connection] = None
@@ -192,13 +249,8 @@ class Directory:
         self._start_job(f"drain/{name}.{self._count}", job)
 
     def _is_last(self, pool: str, replica_id: str, key: Key) -> bool:
-        for other in self._members.values():
-            replica = other.replica
-            if replica.pool == pool and replica.id != replica_id and replica.state is ReplicaState.LIVE:
-                record = replica.models.get(key)
-                if record is not None and record.state is ModelState.WARMED:
-                    return False
-        return True
+        others = (member.replica for member in self._of(pool) if member.replica.id != replica_id)
+        return not any(other.serves(key) for other in others)
 
     # -- the snapshot -------------------------------------------------------------------------------------------------
 
@@ -221,12 +273,14 @@ class Directory:
             asyncio.get_running_loop().call_soon(self._publish)
 
     def _publish(self) -> None:
+        self._let_go()
         self._publishing = False
         before = self._snapshot.replicas
         for replica_id in self._dirty:
-            replica = self._members[replica_id].replica
-            replica.changed = False
-            self._views[replica_id] = replica.view()
+            member = self._members[replica_id]
+            member.replica.changed = False
+            view = member.replica.view()
+            self._views[replica_id] = view if member.kept_for is None else shown(view, member.kept_for)
         self._dirty.clear()
         replicas = tuple(self._views[replica_id] for replica_id in sorted(self._views))
         if replicas == before:
@@ -249,6 +303,15 @@ class Directory:
             member.replica.answered((model, version), now_s)
             if member.replica.changed:
                 self._member_changed(member)
+
+    def refused(self, replica: str, model: str, version: str, asked_s: float, text: str) -> None:
+        """The replica answered a call that was sent at `asked_s` by saying that it does not have this version. Out of
+        service at once if others serve it: the call that was refused frees its slot next, and nobody else must get it.
+        """
+        member = self._members.get(replica)
+        if member is not None and member.replica.refused((model, version), asked_s, self._clock.now_s(), text):
+            member.changed()
+            self._publish()
 
     # -- for the transport and the catalogue --------------------------------------------------------------------------
 
@@ -277,8 +340,12 @@ class Directory:
     # -- for operators ------------------------------------------------------------------------------------------------
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
-        """Of the connections of replicas that are gone."""
-        return {"calls_cut_off": self._cut, "connections_leaving": len(self._leaving)}
+        """Of replicas that are going or gone."""
+        return {
+            "calls_cut_off": self._cut,
+            "connections_leaving": len(self._leaving),
+            "replicas_kept": len(self._departing),
+        }
 
     def pools(self, now_s: float) -> Mapping[str, Mapping[str, Any]]:
         """By pool: how its addresses are found."""

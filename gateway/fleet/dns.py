@@ -31,6 +31,10 @@ class DnsSource:
                 answer = await self._resolver.resolve(policy.host)
         except TimeoutError:
             raise OSError(f"{policy.host}: no answer from the resolver in {self._lookup_timeout_s:g} s") from None
+        except OSError as error:
+            raise OSError(
+                f"{policy.host}: {error.strerror or error}; check `replicas.dns.host`, or the resolver"
+            ) from None
         except UnicodeError as error:
             raise ValueError(f"{policy.host}: not a name that can be looked up: {error}") from None
         hosts = sorted({_host(address) for address in answer})

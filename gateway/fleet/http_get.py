@@ -20,11 +20,14 @@ class HttpGetter:
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def get(self, address: str, raw_path: str, timeout_s: float, bytes_max: int) -> bytes:
         """The body of `http://address` + `raw_path`, which is sent as it stands. Raises `UpstreamFault`: what the peer
         says with any status but 200, and RESOURCE_EXHAUSTED, not from the peer, for a body over `bytes_max`.
         """
+        if self._closed:  # A job that had not heard yet; a session made now would never be closed.
+            raise UpstreamFault(Code.UNAVAILABLE, "the connection is closed", from_peer=False, sent=False)
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(force_close=True, limit=8),
@@ -70,6 +73,7 @@ class HttpGetter:
             ) from None
 
     async def aclose(self) -> None:
+        self._closed = True
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()

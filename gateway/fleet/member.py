@@ -64,6 +64,8 @@ class Member:
         """Tells two members of one address apart, one after the other."""
         self.nudge = Nudge()
         self.removed = False
+        self.kept_for: frozenset[Key] | None = None
+        """The model versions for which it still takes calls although its address is gone; None while it is there."""
         self.scrapes_failed = 0
         self.scrape_error = ""
         self._connect = connect
@@ -83,6 +85,7 @@ class Member:
             "metrics_address": self.replica.endpoints.metrics,
             "in_flight": self.connection.in_flight,
             "scrape_error": self.scrape_error,
+            "address_gone": self.kept_for is not None,
         }
 
     def changed(self) -> None:
@@ -97,6 +100,8 @@ class Member:
         """A new connection in place of one that does not answer: in a network that swallowed packets the old one may
         take minutes to notice that they flow again. Calls that are out stay on the old one.
         """
+        if self.removed:
+            return  # Nobody would close the new one.
         old, self.connection = self.connection, Connection(self._connect())
         self.tools.retire(self.name, old)
 

@@ -6,11 +6,18 @@ from dataclasses import dataclass
 
 from gateway.core.faces import ModelConfigBytes
 from gateway.core.snapshot import ModelState, ModelView, Phases
-from gateway.fleet.metrics_text import ModelFigures
+from gateway.fleet.metrics_text import ModelFigures, rates
 from gateway.wire.kserve.model_config import ModelConfigSummary
 
 Key = tuple[str, str]
 """Model and version."""
+
+REFUSED_SOON_S = 60.0
+HELD_S = 4.0
+HELD_MAX_S = 32.0
+"""A version that refuses a call, and within `REFUSED_SOON_S` of its coming back another, is held out for `HELD_S`,
+doubled each time up to `HELD_MAX_S`, unless nobody else serves it: each time it goes costs the calls that are out then.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +45,15 @@ class ModelRecord:
         "first_answer_s",
         "first_bad_trial_s",
         "first_finding_s",
+        "held_until_s",
         "last_answer_s",
         "note",
         "pending",
         "queue_us",
         "ready_s",
         "reason",
+        "refusals",
+        "refused_s",
         "seen_s",
         "slots",
         "state",
@@ -64,6 +74,9 @@ class ModelRecord:
         self.bad_trials = 0
         self.first_bad_trial_s = float("inf")
         self.last_answer_s = float("-inf")
+        self.refusals = 0
+        """How often in a row it came into service and soon refused a call."""
+        self.refused_s = self.held_until_s = float("-inf")
         self.seen_s = now_s
         self.ready_s: float | None = None
         self.warmed_s: float | None = None
@@ -76,6 +89,25 @@ class ModelRecord:
         self.queue_us: float | None = None
         self.compute_us: float | None = None
         self.batch_fill: float | None = None
+
+    def show(self, figures: ModelFigures | None) -> bool:
+        """Take what a metrics page says of it (None: nothing). True if that changes the view."""
+        before = (self.pending, self.queue_us, self.compute_us, self.batch_fill)
+        if figures is None:
+            self.clear_figures()
+        else:
+            self.queue_us, self.compute_us, self.batch_fill = rates(self.figures, figures)
+            self.pending = None if figures.pending is None else int(min(figures.pending, 1e12))
+            self.figures = figures
+        return before != (self.pending, self.queue_us, self.compute_us, self.batch_fill)
+
+    def refused(self, now_s: float) -> None:
+        """It refused a call; how long it is held out now depends on how soon after its coming back that was."""
+        soon = self.warmed_s is not None and now_s - self.warmed_s < REFUSED_SOON_S
+        self.refusals = self.refusals + 1 if soon else 1
+        self.refused_s = now_s
+        if self.refusals > 1:
+            self.held_until_s = now_s + min(HELD_MAX_S, HELD_S * 2.0 ** min(self.refusals - 2, 16))
 
     def view(self, key: Key) -> ModelView:
         return ModelView(

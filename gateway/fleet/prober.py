@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 
 from gateway.core.codes import Code
 from gateway.core.errors import GatewayError
@@ -31,6 +32,9 @@ class Prober:
         self._health = member.pool.health
         self._clock = member.tools.clock
         self._timeout_s = self._health.timeout_ms / 1000
+        self._rounds = 0
+        self._silent: dict[str, dict[Key, int]] = {"readiness": {}, "description": {}}
+        """By question: versions about which it was not answered the last time, with the round of that time."""
 
     async def run(self) -> None:
         """Until the member is removed. Returns then; raises only what is a defect."""
@@ -139,14 +143,36 @@ class Prober:
             replica.identified(metadata, decode_server_metadata(metadata).version)
         asked_s = clock.now_s()
         entries = await self._index()
-        for key in replica.index(entries, asked_s, clock.now_s()):
-            asked_s = clock.now_s()
-            ready = await self._ask_ready(key)
-            replica.readiness(key, ready, asked_s, clock.now_s())
-        for key, epoch in replica.to_describe(clock.now_s(), DESCRIPTION_REFRESH_S):
-            description = await self._describe(key)
-            slots = slots_of(self._member.models[key[0]], description.summary)
-            replica.described(key, epoch, description, slots, clock.now_s())
+        listed = replica.index(entries, asked_s, clock.now_s())
+        self._rounds += 1
+        for silent in self._silent.values():
+            for key in [key for key in silent if key not in replica.models]:
+                del silent[key]
+        await self._of_each("readiness", listed, self._ask_readiness)
+        due = dict(replica.to_describe(clock.now_s(), DESCRIPTION_REFRESH_S))
+        await self._of_each("description", due, lambda key: self._describe(key, due[key]))
+
+    async def _of_each(self, question: str, keys: Iterable[Key], ask: Callable[[Key], Awaitable[None]]) -> None:
+        """Ask it about one version after the other. A wrong answer about one is nothing against the others. Silence
+        ends the asking, or ten silent versions would delay the next liveness call by ten time limits; who was silent is
+        asked last in the next round, the latest behind the others, so that none of them holds up the rest.
+        """
+        silent = self._silent[question]
+        for key in sorted(keys, key=lambda key: silent.get(key, 0)):
+            try:
+                await ask(key)
+            except (UpstreamFault, GatewayError) as error:
+                self._count("readiness")
+                self._replica.failed(f"model {key[0]!r} version {key[1]}: {error}")
+                if isinstance(error, UpstreamFault) and not error.from_peer:
+                    silent[key] = self._rounds
+                    return
+            silent.pop(key, None)
+
+    async def _ask_readiness(self, key: Key) -> None:
+        asked_s = self._clock.now_s()
+        ready = await self._ask_ready(key)
+        self._replica.readiness(key, ready, asked_s, self._clock.now_s())
 
     async def _index(self) -> list[IndexEntry]:
         """The index of the models that matter. Where the server refuses it (a restricted API), the ready versions in
@@ -181,9 +207,11 @@ class Prober:
             # Newer servers answer so for a version that is gone; a server that refuses the question says nothing by it.
             return fault.code is not Code.NOT_FOUND
 
-    async def _describe(self, key: Key) -> Description:
+    async def _describe(self, key: Key, epoch: int) -> None:
         client = self._member.connection.client
         metadata = await client.model_metadata(*key, self._timeout_s)
         config: ModelConfigBytes = await client.model_config(*key, self._timeout_s)
         decode_model_metadata(metadata)  # Unreadable metadata is found here, not when somebody needs it.
-        return Description(metadata, config, summarise_config(config.proto))
+        description = Description(metadata, config, summarise_config(config.proto))
+        slots = slots_of(self._member.models[key[0]], description.summary)
+        self._replica.described(key, epoch, description, slots, self._clock.now_s())

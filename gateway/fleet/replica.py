@@ -6,12 +6,15 @@ left in `take_transitions` for whoever logs. Nothing here asks, waits or sends.
 Rules:
 
 - A replica goes up by answers: CONNECTED with the first answer of any kind, LIVE with the first good liveness answer.
+  One that was DOWN comes back with a good liveness answer only.
 - It goes DOWN when its connection is lost (it cannot be reached at all), when it says that it is stopping, or when
   `failures_to_down` liveness calls in a row went unanswered. A good inference answer that came after a liveness call
   was sent counts as its answer: Triton serves control calls from one thread, and a busy server is not a dead one.
 - What comes back after DOWN is a new life: every model is looked at, described and warmed again, with new phases.
 - A model version leaves the ready set after `failures_to_unready` findings in a row that speak against it. The last
   replica of a version is kept as a last resort while calls to it get good answers.
+- A call that the replica itself refused, because it does not have the version, needs no second finding while others
+  serve it. A version that comes back and soon refuses again is held out, for longer each time.
 - Work that takes time (describing, warming) carries the version's `epoch`; what was begun in an earlier one is dropped.
 """
 
@@ -23,7 +26,7 @@ from types import MappingProxyType
 
 from gateway.core.faces import Endpoints, IndexEntry
 from gateway.core.snapshot import GpuView, ModelState, Phases, ReplicaState, ReplicaView
-from gateway.fleet.metrics_text import Page, rates
+from gateway.fleet.metrics_text import Page
 from gateway.fleet.model_record import Description, Key, ModelRecord
 from gateway.policy.schema import Health
 
@@ -192,6 +195,8 @@ class Replica:
         if record.state in _SERVING:
             self._for(record)
             return
+        if asked_s <= record.refused_s or (now_s < record.held_until_s and not self._is_last(key)):
+            return
         record.findings_against = 0
         record.epoch += 1
         record.description = None
@@ -215,6 +220,29 @@ class Replica:
             record.first_bad_trial_s = asked_s
         if record.bad_trials >= self._health.failures_to_unready:
             self._take_off(key, record, ModelState.READY, f"test calls fail: {text}")
+
+    def refused(self, key: Key, asked_s: float, now_s: float, text: str) -> bool:
+        """A call that was sent at `asked_s` was answered: this version is not here. True if that took the version out
+        of service; it comes back by readiness and warming. The last one stays: probes decide about it.
+        """
+        record = self.models.get(key)
+        if record is None or not self.serves(key) or self._is_last(key):
+            return False
+        assert record.warmed_s is not None
+        if asked_s < record.warmed_s:
+            return False  # It has been loaded anew since.
+        record.refused(now_s)
+        self._take_off(key, record, ModelState.UNAVAILABLE, f"it refused a call: {text}")
+        return True
+
+    def serves(self, key: Key) -> bool:
+        """Whether it takes calls of this version."""
+        record = self.models.get(key)
+        return self.state is ReplicaState.LIVE and record is not None and record.state is ModelState.WARMED
+
+    def serving(self) -> list[Key]:
+        """The versions of which it takes calls."""
+        return [key for key in self.models if self.serves(key)]
 
     def _for(self, record: ModelRecord) -> None:
         record.findings_against = 0
@@ -334,14 +362,8 @@ class Replica:
         if self.state is not ReplicaState.LIVE:
             return
         for key, record in self.models.items():
-            figures = page.models.get(key) if record.state in _SERVING else None
-            if figures is None:
-                self._set_figures(record, None, None, None, None)
-                continue
-            queue_us, compute_us, batch_fill = rates(record.figures, figures)
-            pending = None if figures.pending is None else int(min(figures.pending, 1e12))
-            self._set_figures(record, pending, queue_us, compute_us, batch_fill)
-            record.figures = figures
+            if record.show(page.models.get(key) if record.state in _SERVING else None):
+                self.changed = True
         gpus = tuple(
             GpuView(uuid, gpu.utilisation, gpu.memory_used_bytes, gpu.memory_total_bytes)
             for uuid, gpu in sorted(page.gpus.items())
@@ -353,22 +375,10 @@ class Replica:
     def forget_figures(self) -> None:
         """The page could not be read for so long that the last figures say nothing any more."""
         for record in self.models.values():
-            self._set_figures(record, None, None, None, None)
+            if record.show(None):
+                self.changed = True
         if self.gpus:
             self.gpus = ()
-            self.changed = True
-
-    def _set_figures(
-        self,
-        record: ModelRecord,
-        pending: int | None,
-        queue_us: float | None,
-        compute_us: float | None,
-        batch_fill: float | None,
-    ) -> None:
-        new = (pending, queue_us, compute_us, batch_fill)
-        if new != (record.pending, record.queue_us, record.compute_us, record.batch_fill):
-            record.pending, record.queue_us, record.compute_us, record.batch_fill = new
             self.changed = True
 
     def identified(self, metadata: bytes, version: str) -> None:

@@ -34,6 +34,8 @@ class Connections(Protocol):
 
     def note_answer(self, replica: str, model: str, version: str, now_s: float) -> None: ...
 
+    def refused(self, replica: str, model: str, version: str, asked_s: float, text: str) -> None: ...
+
 
 class ReplicaTransport:
     """Implements `core.service.Service`. The replica is that of the call's last attempt, the version the routed one.
@@ -53,7 +55,8 @@ class ReplicaTransport:
         attempt = trail.attempts[-1]
         version = trail.version_routed
         assert call.message is not None, "the body has arrived before a replica was chosen"
-        timeout_s = call.deadline_s - self._clock.now_s() - MARGIN_S
+        sent_s = self._clock.now_s()
+        timeout_s = call.deadline_s - sent_s - MARGIN_S
         if timeout_s <= 0:
             self._end(attempt, Outcome.EXPIRED, "the deadline passed before the request was sent")
             raise GatewayError(Reason.DEADLINE, "the deadline passed before the request was sent to a model server")
@@ -68,6 +71,8 @@ class ReplicaTransport:
                 call.message + _override(call.model, version), call.metadata, timeout_s
             )
         except UpstreamFault as fault:
+            if classify(fault).outcome is Outcome.NOT_LOADED and self._current(attempt, connection):
+                self._connections.refused(attempt.replica, call.model, version, sent_s, fault.text)
             self._fail(call, attempt, fault)
         finally:
             connection.leave()
@@ -84,8 +89,15 @@ class ReplicaTransport:
         now_s = self._end(attempt, Outcome.OK, "")
         trail.answered_s = now_s
         trail.version_served = answered[1]
-        self._connections.note_answer(attempt.replica, call.model, version, now_s)
+        if self._current(attempt, connection):
+            self._connections.note_answer(attempt.replica, call.model, version, now_s)
         return Reply(answer)
+
+    def _current(self, attempt: Attempt, connection: Connection) -> bool:
+        """Whether an answer that came over `connection` says something about who is at the replica's address now: the
+        address may have gone to another server, or the connection may have been given up, while the call was out.
+        """
+        return self._connections.connection(attempt.replica) is connection
 
     def _end(self, attempt: Attempt, outcome: Outcome, text: str) -> float:
         now_s = self._clock.now_s()

@@ -72,7 +72,8 @@ class AdmitLayer:
         else:
             raise GatewayError(
                 Reason.QUEUE_FULL,
-                f"{admission.waiting} calls wait already for model '{shown(call.model)}' version {version}",
+                f"{admission.waiting} calls wait already for model '{shown(call.model)}' version {version}; "
+                "try again later",
                 retry_after_s=1.0,
             )
         replica = ticket.replica

@@ -8,7 +8,6 @@ import asyncio
 
 from gateway.core.call import Attempt, Call
 from gateway.core.errors import GatewayError
-from gateway.core.faces import SnapshotSource
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.core.service import Service
@@ -18,12 +17,11 @@ from gateway.runtime.clock import Clock
 class TrackLayer:
     """Opens an `Attempt` on the call's trail and closes it. The transport below says how the replica answered."""
 
-    __slots__ = ("_clock", "_fleet", "_inner")
+    __slots__ = ("_clock", "_inner")
 
-    def __init__(self, inner: Service, clock: Clock, fleet: SnapshotSource) -> None:
+    def __init__(self, inner: Service, clock: Clock) -> None:
         self._inner = inner
         self._clock = clock
-        self._fleet = fleet
 
     async def send(self, call: Call) -> Reply:
         attempt = Attempt(call.permit, self._clock.now_s())
@@ -48,7 +46,6 @@ class TrackLayer:
         self._close(attempt, Outcome.OK)
         trail.answered_s = attempt.ended_s
         trail.rung = "full"
-        self._fleet.note_answer(attempt.replica, call.model, trail.version_routed, attempt.ended_s)
         return reply
 
     def _close(self, attempt: Attempt, otherwise: Outcome) -> None:

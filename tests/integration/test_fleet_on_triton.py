@@ -397,7 +397,7 @@ async def test_a_cancelled_call_leaves_tritons_queue_and_never_runs(server: Trit
 
 @dataclass
 class House:
-    """The directory and what stands on it, before one real server."""
+    """The directory and what stands on it, before real servers; calls go to the first."""
 
     directory: Directory
     catalogue: FleetCatalogue
@@ -433,10 +433,15 @@ class House:
 
 
 @asynccontextmanager
-async def house_before(server: TritonServer) -> AsyncIterator[House]:
+async def house_before(server: TritonServer, *others: TritonServer, interval_ms: int = 500) -> AsyncIterator[House]:
     where = endpoints(server)
-    replicas = Replicas(static=(StaticReplica(grpc=where.grpc, http=where.http, metrics=where.metrics),))
-    pool = Pool(replicas=replicas, health=Health(interval_ms=500), scrape=Scrape(interval_ms=300))
+    static = tuple(
+        StaticReplica(grpc=each.grpc, http=each.http, metrics=each.metrics)
+        for each in map(endpoints, (server, *others))
+    )
+    pool = Pool(
+        replicas=Replicas(static=static), health=Health(interval_ms=interval_ms), scrape=Scrape(interval_ms=300)
+    )
     models = {
         name: ModelPolicy(model=name, pool="cpu", objective=Objective(p99_ms=100), ladder="none", impact="no answer")
         for name in MODELS
@@ -555,6 +560,26 @@ async def test_loads_and_unloads_are_seen_within_an_interval(breakable: TritonSe
         await house.until(lambda: house.serves("moods", "1") and house.serves("moods", "2"), 5.0)
         metadata = pb.ModelMetadataResponse.FromString(house.catalogue.model_metadata("moods", ""))
         assert list(metadata.versions) == ["1", "2"]
+
+
+async def test_a_call_that_finds_a_model_unloaded_takes_it_off_that_replica_before_the_next_call(
+    server: TritonServer, repository: Path, tmp_path: Path
+) -> None:
+    servers = LocalFleet(1, MODELS, repository=repository, ports=free_ports(1), log_dir=tmp_path)
+    await asyncio.to_thread(servers.start)
+    try:
+        second = servers["triton-0"]
+        async with house_before(second, server, interval_ms=30_000) as house:
+            await house.until(lambda: len(house.directory.snapshot.candidates("cpu", "accel", "1")) == 2)
+            assert await asyncio.to_thread(control, second, "accel", "unload") == 200
+            assert len(house.directory.snapshot.candidates("cpu", "accel", "1")) == 2, "no probe has seen it"
+            with pytest.raises(GatewayError) as caught:
+                await house.transport.send(house.call("accel"))
+            left = [each.replica for each in house.directory.snapshot.candidates("cpu", "accel", "1")]
+            assert caught.value.reason is Reason.UPSTREAM_NOT_LOADED
+            assert left == [f"cpu/{endpoints(server).grpc}"]
+    finally:
+        await asyncio.to_thread(servers.stop)
 
 
 async def test_a_failed_rollout_makes_the_server_unready_and_changes_nothing_else(

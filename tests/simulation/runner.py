@@ -160,11 +160,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if (options.seeds is None) == (options.seed is None):
         parser.error("say either --seeds N or --seed S")
+    if options.seeds is not None and options.seeds < 1:
+        parser.error("--seeds must be 1 or more")
+    if options.trace and options.seed is None:
+        parser.error("--trace is for one seed: say --seed S")
+    if options.json and options.json != "-":
+        try:
+            Path(options.json).touch()
+        except OSError as error:
+            parser.error(f"--json: {options.json} cannot be written ({error.strerror})")
+    tell = sys.stderr if options.json == "-" else sys.stdout
     began_s = time.monotonic()
     if options.seed is not None:
         verdicts = [judge(options.seed, full_trace=options.trace)]
         if options.trace:
-            print("\n".join(verdicts[0].trace))
+            print("\n".join(verdicts[0].trace), file=tell)
             verdicts[0].trace = []
     else:
         wanted = range(options.first, options.first + options.seeds)
@@ -172,12 +182,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verdicts = judge_all([*extra, *wanted], options.jobs)
     failed = [verdict for verdict in verdicts if verdict.violations]
     for verdict in failed[:3]:
-        print(explain(verdict))
+        print(explain(verdict), file=tell)
     if len(failed) > 3:
-        print(f"and {len(failed) - 3} more failed: {[verdict.seed for verdict in failed[3:40]]}")
+        print(f"and {len(failed) - 3} more failed: {[verdict.seed for verdict in failed[3:40]]}", file=tell)
     took_s = time.monotonic() - began_s
     summary = _summary(verdicts, took_s)
-    print(summary)
+    print(summary, file=tell)
+    if options.seed is not None:
+        print(f"trace hash {verdicts[0].digest}", file=tell)
     if options.json:
         body = json.dumps({"failed": len(failed), "took_s": round(took_s, 3), "seeds": [asdict(v) for v in verdicts]})
         if options.json == "-":

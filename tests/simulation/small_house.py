@@ -50,12 +50,6 @@ class SmallFleet:
     def subscribe(self, listener: Callable[[FleetSnapshot], None]) -> None:
         self._listeners.append(listener)
 
-    def hint(self, replica: str, model: str, version: str) -> None:
-        pass
-
-    def note_answer(self, replica: str, model: str, version: str, now_s: float) -> None:
-        pass
-
     async def watch(self, machine: str) -> None:
         """One machine's prober."""
         client = self.clients[machine] = self._world.network.connect(Endpoints(machine, ""))

@@ -25,8 +25,6 @@ class HandFleet:
         self._number = 0
         self.snapshot = FleetSnapshot(0, replicas)
         self._listeners: list[Callable[[FleetSnapshot], None]] = []
-        self.hints: list[tuple[str, str, str]] = []
-        self.answers: list[tuple[str, str, str]] = []
 
     def publish(self, *replicas: ReplicaView) -> None:
         self._number += 1
@@ -36,9 +34,3 @@ class HandFleet:
 
     def subscribe(self, listener: Callable[[FleetSnapshot], None]) -> None:
         self._listeners.append(listener)
-
-    def hint(self, replica: str, model: str, version: str) -> None:
-        self.hints.append((replica, model, version))
-
-    def note_answer(self, replica: str, model: str, version: str, now_s: float) -> None:
-        self.answers.append((replica, model, version))

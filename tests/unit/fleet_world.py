@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.core.call import Call
+from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import Endpoints, FleetObserver
 from gateway.core.snapshot import FleetSnapshot, ModelState, ReplicaState, ReplicaView
 from gateway.fleet.catalogue import FleetCatalogue
@@ -159,6 +161,54 @@ class FleetWorld:
         return call_sent_to(f"{POOL}/{host}:8001", model, version, message, self.loop.time(), timeout_s)
 
 
+class Load:
+    """Calls of one model version at a steady pace; each goes to the next of those that take calls at that moment."""
+
+    def __init__(self, world: FleetWorld, model: str, version: str = "1", every_s: float = 0.005) -> None:
+        self.answered: Counter[str] = Counter()
+        """Good answers by host."""
+        self.failed: list[tuple[float, str, Reason]] = []
+        """When each failed call was sent, to which host ("" if there was none), and why it failed."""
+        self.sent_s: dict[str, float] = {}
+        """When the last call was sent, by host."""
+        self._world = world
+        self._key = (model, version)
+        self._every_s = every_s
+        self._turn = 0
+        self._out: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Load:
+        self._running = asyncio.ensure_future(self._run())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._running.cancel()
+        await asyncio.gather(self._running, *self._out, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            task = asyncio.ensure_future(self._one())
+            self._out.add(task)
+            task.add_done_callback(self._out.discard)
+            await asyncio.sleep(self._every_s)
+
+    async def _one(self) -> None:
+        world, now_s = self._world, self._world.loop.time()
+        candidates = world.directory.snapshot.candidates(POOL, *self._key)
+        if not candidates:
+            self.failed.append((now_s, "", Reason.NO_REPLICA))
+            return
+        self._turn += 1
+        host = candidates[self._turn % len(candidates)].replica.removeprefix(f"{POOL}/").removesuffix(":8001")
+        self.sent_s[host] = now_s
+        try:
+            await world.transport.send(world.call(host, *self._key))
+        except GatewayError as error:
+            self.failed.append((now_s, host, error.reason))
+        else:
+            self.answered[host] += 1
+
+
 def request(model: str, question: bytes, version: str = "") -> bytes:
     message = pb.ModelInferRequest(model_name=model, model_version=version)
     message.inputs.add(name="x", datatype="UINT8", shape=[1, len(question)])
@@ -198,4 +248,16 @@ def watched(path: str = "replicas.yaml", refresh_s: float = 1.0) -> Replicas:
     return Replicas(file=FileReplicas(path=path, refresh_s=refresh_s))
 
 
-__all__ = ["POOL", "Endpoints", "FleetWorld", "Warmup", "dns", "model_policy", "request", "run", "static", "watched"]
+__all__ = [
+    "POOL",
+    "Endpoints",
+    "FleetWorld",
+    "Load",
+    "Warmup",
+    "dns",
+    "model_policy",
+    "request",
+    "run",
+    "static",
+    "watched",
+]

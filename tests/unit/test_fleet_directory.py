@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -474,6 +475,67 @@ def test_a_server_that_refuses_its_index_is_asked_for_its_models_metadata() -> N
         assert world.takers("m", "1") == {A, B}
 
     run(main, ModelSpec("m", versions=("1", "2")))
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("question", ["model_ready", "model_metadata", "model_config"])
+def test_a_model_about_which_the_server_answers_nonsense_or_nothing_keeps_no_other_out(
+    question: str, silent: bool
+) -> None:
+    async def main(world: FleetWorld) -> None:
+        await world.until(lambda: len(world.network.clients) == 2)
+        ill = {"a", "b"}
+        for client in world.network.clients:
+            real = getattr(client, question)
+
+            async def answer(model: str, version: str, timeout_s: float, real: Any = real) -> Any:
+                if model not in ill:
+                    return await real(model, version, timeout_s)
+                if silent:
+                    await asyncio.sleep(timeout_s)
+                    raise UpstreamFault(Code.DEADLINE_EXCEEDED, "nothing", from_peer=False)
+                raise UpstreamFault(Code.INTERNAL, "Internal: cannot say", from_peer=True)
+
+            setattr(client, question, answer)
+        await world.until(lambda: world.takers("y") == world.takers("z") == {A, B}, 8)
+        world.tritons[A].unload("y")
+        assert await world.until(lambda: world.takers("y") == {B}) < 4
+        if question != "model_ready" or silent:
+            assert not world.takers("a")
+        # The one that got well must not wait for the other, whoever of them was silent first or last.
+        for well in ("b", "a"):
+            ill = {"a", "b"} - {well}
+            await world.until(lambda well=well: world.takers(well) == {A, B}, 8)  # type: ignore[misc]
+
+    run(main, *(ModelSpec(name) for name in ("a", "b", "y", "z")))
+
+
+def test_a_member_that_was_removed_makes_no_new_connection() -> None:
+    async def main(world: FleetWorld) -> None:
+        await world.until(lambda: world.takers("m") == {A, B})
+        member = world.directory._members[f"gpu/{A}:8001"]
+        world.directory._remove(member)
+        before = len(world.network.clients)
+        member.reconnect()
+        assert len(world.network.clients) == before
+
+    run(main)
+
+
+def test_a_connection_that_cannot_be_closed_keeps_no_other_open(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(world: FleetWorld) -> None:
+        await world.until(lambda: world.takers("m") == {A, B})
+        first = world.directory._members[f"gpu/{A}:8001"].connection.client
+        real = first.aclose
+
+        async def broken() -> None:
+            await real()
+            raise RuntimeError("already gone")
+
+        first.aclose = broken  # type: ignore[method-assign]
+
+    run(main)
+    assert "could not be closed" in caplog.text
 
 
 def test_a_quiet_fleet_publishes_next_to_nothing() -> None:

@@ -17,6 +17,7 @@ from gateway.core.faults import UpstreamFault, classify
 from gateway.core.outcome import Outcome
 from gateway.fleet.grpc_faults import to_fault
 from gateway.fleet.grpcio_client import GrpcioConnector, GrpcioOptions, GrpcioReplicaClient, clean
+from gateway.fleet.http_get import HttpGetter
 from gateway.runtime.clock import SystemClock
 from tests.support.ports import free_port
 from tests.unit.fleet_peer import (
@@ -390,3 +391,12 @@ async def test_a_page_from_a_closed_port_or_a_silent_server_fails_in_time() -> N
             with pytest.raises(UpstreamFault) as caught:
                 await client.scrape(0.2)
     assert caught.value.code is Code.DEADLINE_EXCEEDED
+
+
+async def test_a_client_that_is_closed_opens_nothing_any_more() -> None:
+    getter = HttpGetter()
+    await getter.aclose()
+    with pytest.raises(UpstreamFault) as caught:
+        await getter.get("127.0.0.1:1", "/metrics", 1.0, 1000)
+    assert (caught.value.from_peer, caught.value.sent) == (False, False)
+    assert getter._session is None

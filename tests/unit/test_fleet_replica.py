@@ -201,6 +201,50 @@ def test_bad_trials_in_a_row_send_a_model_back_to_be_warmed_unless_a_call_succee
     assert [key for key, _ in it.to_warm()] == [KEY]
 
 
+def warm_again(it: Replica, now_s: float) -> None:
+    it.readiness(KEY, True, now_s, now_s)
+    it.described(KEY, it.models[KEY].epoch, DESCRIPTION, 8, now_s)
+    it.warmed(KEY, it.models[KEY].epoch, "3 calls", now_s)
+
+
+def test_one_refused_call_takes_a_version_out_at_once_unless_it_is_the_last() -> None:
+    it = serving()
+    assert it.refused(KEY, 105.0, 105.1, "gone")
+    assert model_state(it) is ModelState.UNAVAILABLE
+    assert it.models[KEY].reason == "it refused a call: gone"
+    assert not it.refused(KEY, 105.05, 105.2, "gone"), "it is out already"
+    last = serving(last=True)
+    assert not last.refused(KEY, 105.0, 105.1, "gone")
+    assert model_state(last) is ModelState.WARMED
+
+
+def test_a_refusal_of_a_call_sent_before_the_version_was_loaded_anew_counts_for_nothing() -> None:
+    it = serving()
+    assert it.refused(KEY, 105.0, 105.1, "gone")
+    it.readiness(KEY, True, 105.05, 105.3)
+    assert model_state(it) is ModelState.UNAVAILABLE, "this answer may be older than the refusal"
+    warm_again(it, 106.0)
+    assert not it.refused(KEY, 105.9, 106.2, "gone")
+    assert model_state(it) is ModelState.WARMED
+
+
+def test_a_version_that_refuses_again_and_again_is_held_out_for_longer_each_time() -> None:
+    it, now_s, held_s = serving(), 110.0, []
+    for _ in range(7):
+        assert it.refused(KEY, now_s, now_s, "gone")
+        refused_s = now_s
+        while model_state(it) is not ModelState.WARMED:
+            now_s += 0.5
+            warm_again(it, now_s)
+        held_s.append(now_s - refused_s)
+        now_s += 1.0
+    assert held_s == [0.5, 4.0, 8.0, 16.0, 32.0, 32.0, 32.0]
+    now_s += 60.0
+    assert it.refused(KEY, now_s, now_s, "gone")
+    warm_again(it, now_s + 0.5)
+    assert model_state(it) is ModelState.WARMED, "it served for long, so this is a refusal like the first"
+
+
 def test_work_that_was_begun_in_an_earlier_epoch_changes_nothing() -> None:
     it = serving()
     old = it.models[KEY].epoch
@@ -289,6 +333,7 @@ FACTS = st.one_of(
     st.tuples(st.just("warm"), st.integers(-1, 0)),
     st.tuples(st.just("try"), st.sampled_from(KEYS), st.booleans()),
     st.tuples(st.just("answered"), st.sampled_from(KEYS)),
+    st.tuples(st.just("refused"), st.sampled_from(KEYS), st.floats(0.0, 90.0)),
 )
 
 
@@ -325,6 +370,11 @@ def test_whatever_happens_the_rules_hold(facts: list[tuple[object, ...]], last: 
                     it.tried(key, it.models[key].epoch, good, "text", now_s - 0.5)
             case ("answered", tuple(key)):
                 it.answered(key, now_s)
+            case ("refused", tuple(key), float(age_s)):
+                served, warmed_s = it.serves(key), it.models[key].warmed_s if key in it.models else None
+                taken = it.refused(key, now_s - age_s, now_s, "text")
+                assert taken == (served and not last and warmed_s is not None and now_s - age_s >= warmed_s)
+                assert it.serves(key) == (served and not taken)
         view = it.view()
         assert it.life >= life
         life = it.life

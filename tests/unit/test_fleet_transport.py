@@ -43,6 +43,7 @@ class HandConnections:
         self.one: Connection | None = Connection(client)
         self.hints: list[tuple[str, str, str]] = []
         self.answers: list[tuple[str, str, str, float]] = []
+        self.refusals: list[tuple[str, str, str, float, str]] = []
 
     def connection(self, replica: str) -> Connection | None:
         assert replica == REPLICA
@@ -53,6 +54,9 @@ class HandConnections:
 
     def note_answer(self, replica: str, model: str, version: str, now_s: float) -> None:
         self.answers.append((replica, model, version, now_s))
+
+    def refused(self, replica: str, model: str, version: str, asked_s: float, text: str) -> None:
+        self.refusals.append((replica, model, version, asked_s, text))
 
 
 def answer(model: str = "m", version: str = "3") -> bytes:
@@ -211,6 +215,41 @@ async def test_a_fault_becomes_an_outcome_an_error_and_a_lesson(
     assert text in attempt.text
     assert connections.hints == ([(REPLICA, *hint)] if hint else [])
     assert (call.trail.answered_s > 0) == from_peer
+
+
+async def test_only_the_word_of_the_replica_itself_that_it_lacks_the_model_is_a_refusal() -> None:
+    text = "Request for unknown model: 'm' version 3 is not at ready state"
+    connections, _ = await send(raises(UpstreamFault(Code.UNAVAILABLE, text, from_peer=True)), make_call())
+    assert connections.refusals == [(REPLICA, "m", "3", 1000.0, text)]
+    assert connections.hints == [(REPLICA, "m", "3")]
+    for fault in (
+        UpstreamFault(Code.UNAVAILABLE, text, from_peer=False),
+        UpstreamFault(Code.UNAVAILABLE, "Exceeds maximum queue size", from_peer=True),
+        UpstreamFault(Code.INTERNAL, "dead", from_peer=True),
+    ):
+        connections, _ = await send(raises(fault), make_call())
+        assert not connections.refusals
+
+
+@pytest.mark.parametrize("good", [True, False])
+async def test_what_comes_over_a_connection_that_was_replaced_says_nothing_of_who_is_there_now(good: bool) -> None:
+    connections = HandConnections(returns(b""))
+
+    async def infer(message: bytes, metadata: Metadata, timeout_s: float) -> bytes:
+        connections.one = HandConnections(returns(b"")).one
+        if good:
+            return answer()
+        raise UpstreamFault(Code.NOT_FOUND, "Request for unknown model: 'm' is not found", from_peer=True)
+
+    connections.one = HandConnections(infer).one
+    transport = ReplicaTransport(connections, ManualClock())
+    if good:
+        assert (await transport.send(make_call())).message == answer()
+    else:
+        with pytest.raises(GatewayError):
+            await transport.send(make_call())
+    assert not connections.answers
+    assert not connections.refusals
 
 
 async def test_a_replica_that_was_removed_meanwhile_is_a_lost_connection() -> None:

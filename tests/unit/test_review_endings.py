@@ -20,7 +20,6 @@ from gateway.runtime.supervisor import Supervisor
 from gateway.runtime.wheel import Timer, TimerWheel
 from tests.support.calls import make_call
 from tests.support.clock import ManualClock
-from tests.support.fleet import HandFleet
 from tests.support.service import ScriptedService
 
 Ended = tuple[Outcome, Reason | None]
@@ -111,7 +110,7 @@ async def test_an_answer_that_the_edge_could_not_give_is_recorded_with_its_reaso
 async def test_a_call_that_a_stopping_gateway_cuts_off_is_neither_abandoned_nor_a_fault() -> None:
     sink, inner, call = Sink(), ScriptedService(), make_call()
     call.permit = "gpu/a"
-    subject = RecordLayer(TrackLayer(inner, ManualClock(), HandFleet()), ManualClock(), (sink,))
+    subject = RecordLayer(TrackLayer(inner, ManualClock()), ManualClock(), (sink,))
     async with asyncio.timeout(10):
         task = asyncio.ensure_future(subject.send(call))
         await inner.arrivals.get()

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.cli import main
 
-ANSWER = b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\nConnection: close\r\n\r\n{"outputs":[]}'
+ANSWER = b'HTTP/1.1 200 OK\r\nx-request-id: 1\r\nContent-Length: 14\r\nConnection: close\r\n\r\n{"outputs":[]}'
 
 
 @contextmanager
