@@ -137,7 +137,9 @@ class App:
             await self._listen()
         except (OSError, ListenError, PolicyError) as error:
             await self.aclose()
-            raise StartError(str(error)) from error
+            # Our own texts stand in `strerror`; `str` would put "[Errno 11]" before them.
+            ours = isinstance(error, OSError) and error.filename is None and error.strerror
+            raise StartError(ours or str(error)) from error
         except BaseException:
             await self.aclose()
             raise

@@ -72,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     up = add("up", "build what is missing and start the servers", "up --replicas 3 --models accel")
     _fleet_arguments(up)
     up.add_argument("--attach", action="store_true", help="stay; Ctrl-C stops the servers")
+    up.set_defaults(any_ports=False)  # it checks as `check` does
     check = add("check", "say what this machine lacks, and change nothing", "check --replicas 2")
     _fleet_arguments(check)
     check.add_argument(
@@ -270,7 +271,12 @@ def _report(arguments: argparse.Namespace, result: dict[str, Any], text: str) ->
     if arguments.json == "-":
         print(json.dumps(result, indent=1))
     elif arguments.json:
-        Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        try:
+            Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise LocalFleetError(
+                f"--json: {arguments.json} cannot be written ({error.strerror})", "name another file"
+            ) from error
     if arguments.json != "-" and text:
         print(text)
 

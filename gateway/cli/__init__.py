@@ -11,6 +11,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from gateway.cli.output import OutputError, fail
+
 COMMANDS: dict[str, str] = {
     "serve": "run the gateway",
     "demo": "real Tritons, the gateway and live traffic on this machine",
@@ -50,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = module.run(arguments)
     except KeyboardInterrupt:
         return 130
+    except OutputError as error:
+        return fail(str(error))
     except BrokenPipeError:
         # The reader of a pipe went away (`sluice log tail | head`): that is its right. Python would complain at exit.
         sys.stderr.close()

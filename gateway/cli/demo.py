@@ -51,16 +51,27 @@ def run(arguments: argparse.Namespace) -> int:
         return fail("the demo needs a checkout of the project: deploy/local is not beside the installed package")
     if arguments.seconds is not None and arguments.seconds <= 0:
         return fail("--seconds must be above 0")
+    if arguments.rate <= 0:
+        return fail("--rate must be above 0")
+    if arguments.replicas < 1:
+        return fail("--replicas must be 1 or more")
+    if arguments.json:
+        write_json(arguments.json, {"ok": False})  # a place that cannot be written is said now, not after the demo
     sys.path.insert(0, str(ROOT))
     from deploy.local.errors import LocalFleetError
     from gateway.policy.load import load_policies
+    from gateway.policy.problems import PolicyError
 
-    policies = load_policies(str(POLICIES))
-    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        policies = load_policies(str(POLICIES))
+    except PolicyError as error:
+        print(error, file=sys.stderr)
+        return 2
+    _interruptible()
     try:
         summary = _run(arguments, policies)
     except KeyboardInterrupt:
-        print("\ndemo: interrupted before it was up; everything that was started is stopped")
+        print("\ndemo: interrupted before its end, so there is no summary; everything that was started is stopped")
         return 130
     except LocalFleetError as error:
         return fail(f"{error}", 1)
@@ -78,17 +89,20 @@ class DemoError(Exception):
 
 def _run(arguments: argparse.Namespace, policies: PolicySet) -> dict[str, object]:
     from deploy.local.fleet import LocalFleet
+    from deploy.local.layout import STATE_FILE
     from gateway.cli.demo_traffic import Traffic
 
     _require_free_ports(policies)
     traffic = Traffic(policies, arguments.rate)
-    with LocalFleet(arguments.replicas) as fleet:
+    with LocalFleet(arguments.replicas, state_file=STATE_FILE) as fleet:
         with _gateway(policies) as gateway:
             _print_addresses(policies)
             try:
-                asyncio.run(traffic.run(arguments.seconds))
-            except KeyboardInterrupt:
+                asyncio.run(_until_a_signal(traffic, arguments.seconds))
+            except asyncio.CancelledError:
                 print("\ndemo: stopping")
+            finally:
+                _interruptible()  # the loop has put the defaults back
             code = _stop(gateway)
         servers = [server.spec.name for server in fleet]
         prefixes = tuple(server.run.shm_prefix for server in fleet if server.run is not None)
@@ -104,6 +118,23 @@ def _run(arguments: argparse.Namespace, policies: PolicySet) -> dict[str, object
         "shared_memory_left": left,
         "streams": traffic.summary(),
     }
+
+
+async def _until_a_signal(traffic: Traffic, seconds: float | None) -> None:
+    """Raises CancelledError when a signal ends the traffic; its calls under way have ended by then."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    await traffic.run(seconds)
+
+
+def _interruptible() -> None:
+    """SIGINT too, though it is Python's default: a shell without job control starts `make demo &` with it ignored, and
+    then nothing would stop the demo but SIGTERM.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -192,6 +223,7 @@ def _print_addresses(policies: PolicySet) -> None:
 
   try      .venv/bin/sluice infer fraud
            .venv/bin/sluice log tail -f
+           .venv/bin/python -m deploy.local freeze triton-1     (or kill; then thaw, or start)
   stop     Ctrl-C
 """)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ from gateway.runtime.clock import SystemClock
 
 FEATURES = 12
 ERROR_TEXTS_MAX = 3
+LATENCIES_MAX = 20_000
+"""Latencies kept per stream; the summary's quantiles are those of the newest."""
 REPORT_EVERY_S = 2.0
 LATE_CALLS_MAX = 512
 """Calls that may be under way at once; beyond it the traffic waits, and says so by a lower count."""
@@ -30,7 +33,8 @@ class Stream:
         self.model = model
         self.protocol = protocol
         self.send = send
-        self.latencies_ms: list[float] = []
+        self.latencies_ms: deque[float] = deque(maxlen=LATENCIES_MAX)
+        self.answered = 0
         self.errors = 0
         self.error_texts: list[str] = []
         self.versions: set[str] = set()
@@ -40,7 +44,7 @@ class Stream:
         return {
             "model": self.model,
             "protocol": self.protocol,
-            "calls": len(self.latencies_ms) + self.errors,
+            "calls": self.answered + self.errors,
             "errors": self.errors,
             "error_texts": self.error_texts,
             "p50_ms": ordered[len(ordered) // 2],
@@ -65,7 +69,7 @@ class Traffic:
 
     @property
     def calls(self) -> int:
-        return sum(len(stream.latencies_ms) + stream.errors for stream in self._streams)
+        return sum(stream.answered + stream.errors for stream in self._streams)
 
     @property
     def errors(self) -> int:
@@ -116,6 +120,7 @@ class Traffic:
             if len(stream.error_texts) < ERROR_TEXTS_MAX:
                 stream.error_texts.append(f"{type(error).__name__}: {error}"[:200])
             return
+        stream.answered += 1
         stream.latencies_ms.append((self._clock.now_s() - start_s) * 1000)
         stream.versions.add(version)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import math
 import sys
 import urllib.parse
+from collections.abc import Sequence
 from typing import Any
 
 from gateway.cli.output import fail, write_json
@@ -27,7 +29,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="the model's name")
     parser.add_argument("--version", default="", help="a version (default: the policy chooses)")
     parser.add_argument(
-        "--input", action="append", default=[], metavar="NAME=JSON", help="an input's values, nested or flat"
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="an input's values, nested as its shape or flat; other inputs are left out",
     )
     parser.add_argument("--request", metavar="FILE", help="a whole KServe v2 JSON request (`-`: standard input)")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway (default: %(default)s)")
@@ -48,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         return fail(f"--url: {arguments.url!r} is not an address like http://127.0.0.1:8000")
     if arguments.timeout_ms is not None and arguments.timeout_ms < 1:
         return fail("--timeout-ms must be 1 or more")
+    if not arguments.model:
+        return fail("the model's name is empty")
     wait_s = 10.0 + (arguments.timeout_ms or 60_000) / 1000
     connection = http.client.HTTPConnection(host, port, timeout=wait_s)
     base = "/v2/models/" + urllib.parse.quote(arguments.model, safe="")
@@ -65,23 +73,26 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         return fail(str(error))
     except http.client.HTTPException as error:
-        return fail(f"what answers at {arguments.url} is not the gateway's HTTP port ({error!r})", 1)
+        return fail(f"{_not_the_port(arguments.url)} ({type(error).__name__})", 1)
     except OSError as error:
         return fail(f"no gateway answers at {arguments.url} ({error}); is `sluice serve` or `sluice demo` running?", 1)
     finally:
         connection.close()
     answer = _parsed(text)
     told = {name.lower(): value for name, value in response.getheaders()}
+    if "x-request-id" not in told:
+        return fail(f"{_not_the_port(arguments.url)} (HTTP {response.status} without x-request-id)", 1)
     explanation = _parsed(told.get("x-sluice-explain", "{}").encode())
     if arguments.json:
         document = {"status": response.status, "headers": told, "explanation": explanation, "answer": answer}
-        try:
-            write_json(arguments.json, document)
-        except OSError as error:
-            return fail(f"--json: {arguments.json} cannot be written ({error.strerror})")
+        write_json(arguments.json, document)
     if arguments.json != "-":
         print("\n".join(_story(arguments.model, response.status, told, explanation, answer)))
     return 0 if response.status == 200 else 1
+
+
+def _not_the_port(url: str) -> str:
+    return f"what answers at {url} is not the gateway's HTTP port; name that with --url"
 
 
 def _body(
@@ -109,11 +120,14 @@ def _body(
         name, datatype, shape = tensor["name"], tensor["datatype"], tensor["shape"]
         if name in given:
             data = given.pop(name)
-            inputs.append({"name": name, "datatype": datatype, "shape": _shape_of(data), "data": data})
+            inputs.append({"name": name, "datatype": datatype, "shape": _shape_of(data, shape), "data": data})
         elif not arguments.input:
             fixed = [1 if int(size) < 0 else int(size) for size in shape]
             if datatype in {"FP16", "BF16"}:
-                raise ValueError(f"input {name} is {datatype}, which has no JSON form; use a client that sends binary")
+                raise ValueError(
+                    f"input {name} is {datatype}, which has no JSON form: name the inputs to send with --input, or "
+                    "use a client that sends binary"
+                )
             count = 1
             for size in fixed:
                 count *= size
@@ -139,7 +153,18 @@ def _pair(word: str) -> tuple[str, Any]:
     return name, value if isinstance(value, list) else [value]
 
 
-def _shape_of(data: Any) -> list[int]:
+def _shape_of(data: Any, wanted: Sequence[Any]) -> list[int]:
+    """The shape of nested lists. A flat list takes the model's shape if it fills one with at most one free dimension;
+    what does not fit goes as it is, and the model says what it wants.
+    """
+    free = [place for place, size in enumerate(wanted) if int(size) < 0]
+    if len(wanted) > 1 and len(free) <= 1 and not any(isinstance(item, list) for item in data):
+        filled = [int(size) for size in wanted]
+        if free:
+            fixed = -math.prod(filled)
+            filled[free[0]] = len(data) // fixed if fixed else 0
+        if data and math.prod(filled) == len(data):
+            return filled
     shape = []
     while isinstance(data, list):
         shape.append(len(data))
@@ -183,10 +208,10 @@ def _path(headers: dict[str, str], explanation: dict[str, Any]) -> list[str]:
     why = {"asked": "as you asked", "split": "by the policy's split", "newest": "the newest that is ready"}
     lines = []
     if explanation.get("version_routed"):
-        routed = explanation["version_routed"]
+        routed, ready = explanation["version_routed"], explanation.get("replicas_ready")
         lines.append(f"  version   {routed}, {why.get(explanation.get('routed_by', ''), '')}")
         lines.append(
-            f"  pool      {explanation.get('pool')}: {explanation.get('replicas_ready')} replicas ready, "
+            f"  pool      {explanation.get('pool')}: {ready} {'replica' if ready == 1 else 'replicas'} ready, "
             f"{explanation.get('in_flight_at_admit')} of {explanation.get('limit_at_admit')} slots taken"
         )
     if headers.get("x-sluice-rung"):
@@ -206,5 +231,6 @@ def _path(headers: dict[str, str], explanation: dict[str, Any]) -> list[str]:
         text = f", {attempt['text']}" if attempt.get("text") else ""
         where, outcome = attempt.get("replica"), attempt.get("outcome")
         lines.append(f"  attempt   {attempt.get('kind')} on {where}: {outcome} after {took:.2f} ms{text}")
-    lines.append(f"  policies  revision {explanation.get('policy_revision', '?')}")
+    if explanation.get("policy_revision"):
+        lines.append(f"  policies  revision {explanation['policy_revision']}")
     return lines

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import secrets
+
+from gateway.cli.output import fail
 
 EXAMPLE = """example:
   sluice key shop --models fraud,ranker     prints the key and the entry for the key file"""
@@ -17,14 +20,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from gateway.policy.keys import new_key
+    from gateway.policy.keys import new_key, parse_keys
+    from gateway.policy.problems import PolicyError
 
     key, digest = new_key(secrets.token_bytes(32))
-    print(f"key (give it to the caller; it is shown only here):\n  {key}\n\nentry for the key file:")
-    print(f"- tenant: {arguments.tenant}\n  sha256: {digest}")
+    entry = f'- tenant: {json.dumps(arguments.tenant)}\n  sha256: "{digest}"\n'
     names = [name for name in arguments.models.split(",") if name]
     if names:
-        print("  models: [" + ", ".join(names) + "]")
+        entry += "  models: [" + ", ".join(json.dumps(name) for name in names) + "]\n"
     if arguments.may_explain:
-        print("  may_explain: true")
+        entry += "  may_explain: true\n"
+    try:
+        parse_keys(entry.encode(), "key")
+    except PolicyError as error:
+        # The gateway would refuse the file for this entry; the place in a file that does not exist helps nobody.
+        return fail("; ".join(f"{problem.message}: {problem.remedy}" for problem in error.problems))
+    print(f"key (give it to the caller; it is shown only here):\n  {key}\n\nentry for the key file:\n{entry}", end="")
     return 0

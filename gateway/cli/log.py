@@ -21,7 +21,13 @@ POLL_S = 0.2
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
-    tail = actions.add_parser("tail", help="show the newest records")
+    tail = actions.add_parser(
+        "tail",
+        help="show the newest records",
+        description="Show the newest records, one line each, or as they stand in the file.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     tail.add_argument("--policies", default="policies", help="policies that say where records go (default: policies)")
     tail.add_argument("--dir", help="directory of the record files, instead of asking the policies")
     tail.add_argument("-n", type=int, default=10, dest="count", metavar="N", help="records to begin with (default: 10)")

@@ -14,11 +14,18 @@ def fail(message: str, code: int = 2) -> int:
     return code
 
 
+class OutputError(Exception):
+    """A result cannot be written; the message names the file and says why."""
+
+
 def write_json(path: str, document: Mapping[str, Any]) -> None:
-    """Write `document` for a program to read; `-` is the standard output."""
+    """Write `document` for a program to read; `-` is the standard output. Raises `OutputError`."""
     text = json.dumps(document, indent=2, ensure_ascii=False)
     if path == "-":
         print(text)
         return
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        raise OutputError(f"--json: {path} cannot be written ({error.strerror})") from error

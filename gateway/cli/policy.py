@@ -17,7 +17,13 @@ exit codes: 0 the files are good, 2 they are not"""
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
-    check = actions.add_parser("check", help="load the files and report every problem")
+    check = actions.add_parser(
+        "check",
+        help="load the files and report every problem",
+        description="Load the files as `serve` would, and report every problem.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     check.add_argument("policies", nargs="?", default="policies", help="directory of policy files (default: policies)")
     check.add_argument("--json", metavar="OUT", help="write the result as JSON to OUT (`-`: standard output)")
 

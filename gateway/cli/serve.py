@@ -9,6 +9,7 @@ import sys
 import msgspec
 
 from gateway.cli.output import fail
+from gateway.policy.addresses import listeners_clash
 from gateway.policy.schema import PolicySet
 from gateway.runtime.loop import LOOPS
 
@@ -68,5 +69,12 @@ def with_ports(policies: PolicySet, arguments: argparse.Namespace) -> PolicySet:
         return policies
     gateway = policies.fleet.gateway
     listen = msgspec.structs.replace(gateway.listen, **changes)
+    for name, address in changes.items():
+        for other in PORTS:
+            taken = getattr(listen, other)
+            if other != name and not address.endswith(":0") and listeners_clash(address, taken):
+                raise ValueError(
+                    f"--{name}: {address} clashes with {taken} of gateway.listen.{other}; name another port"
+                )
     fleet = msgspec.structs.replace(policies.fleet, gateway=msgspec.structs.replace(gateway, listen=listen))
     return msgspec.structs.replace(policies, fleet=fleet)

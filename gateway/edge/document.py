@@ -75,7 +75,7 @@ _IN = (
     (
         header_names.REQUEST_ID,
         f"The call's id in records, logs and the answer: 1 to {headers.REQUEST_ID_CHARS_MAX} printable ASCII "
-        "characters, else 400. Made if absent. The body's `id` is another thing; neither fills the other.",
+        "characters, else 400. Made if absent or empty. The body's `id` is another thing; neither fills the other.",
     ),
     (
         header_names.TIMEOUT_MS,

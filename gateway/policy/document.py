@@ -117,8 +117,9 @@ def _page(policies: Path) -> Iterator[str]:
 
 CHECKS = """Values that are right alone can be wrong together. Checked as well:
 
-- `pool` stands in fleet.yaml; the files that are named exist, and a request file is a KServe v2 request within
-  `limits.body_bytes_max`. Paths are relative to the file that names them.
+- `pool` stands in fleet.yaml; key files and request files exist (a watched file may come later; until then its pool
+  is empty), and a request file is a KServe v2 request within `limits.body_bytes_max`. Paths are relative to the file
+  that names them.
 - Every model has one file.
 - `deadline.default_ms` is at most `deadline.max_ms`, and `objective.p99_ms` at most either.
 - `limits.body_bytes_max` is at most the pool's `message_bytes_max`, `gateway.grpc.message_bytes_max` and

@@ -35,7 +35,11 @@ RECORD: tuple[Field, ...] = (
     Field("version_routed", "string", "The version that the gateway chose; empty if it came to no choice."),
     Field("routed_by", "string", "Why that version: `asked`, `split` or `newest`."),
     Field("artifact_hash", "string", "Hash of the version's artifact, from its manifest; empty if it has none."),
-    Field("policy_revision", "string", "The policies under which the call was decided."),
+    Field(
+        "policy_revision",
+        "string",
+        "The policies under which the call was decided; empty if it was refused before its model was looked up.",
+    ),
     Field("pool", "string", "The pool chosen for it."),
     Field("rung", "string", "The rung that answered: `full`; empty if none did."),
     Field(
@@ -44,7 +48,11 @@ RECORD: tuple[Field, ...] = (
     Field("impact", "string", "What users feel, in the policy's words; empty for an answer of the first rung."),
     Field("cache", "string", "`bypass`: there is no cache yet."),
     Field("status", "string", "Canonical code by name: `OK`, `UNAVAILABLE`, … (docs/protocols.md)."),
-    Field("reason", "string", "Why the call failed or was refused, of the closed list; empty if it was answered."),
+    Field(
+        "reason",
+        "string",
+        "Why the call failed or was refused, of the closed list; empty if it was answered or its caller left.",
+    ),
     Field("message", "string", "The error text that the caller got, at most 512 characters."),
     Field("outcome", "string", "How the call ended: `ok`, `expired`, `abandoned`, …"),
     Field("timeout_asked_ms", "number or null", "What the caller asked for; null if nothing."),
