@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.core.faces import FleetObserver, ReplicaClient
 from gateway.core.outcome import Outcome
-from gateway.core.snapshot import ModelState
+from gateway.core.snapshot import ModelState, ReplicaState
 from gateway.fleet.connection import Connection
 from gateway.fleet.model_record import Key
 from gateway.fleet.nudge import Nudge
@@ -91,8 +91,16 @@ class Member:
     def changed(self) -> None:
         """Tell the directory, if there is something to tell."""
         for each in self.replica.take_transitions():
-            model = "" if each.key is None else f" model {each.key[0]!r} version {each.key[1]}"
-            _log.info("replica %s%s: %s -> %s: %s", self.replica.id, model, each.before, each.after, each.reason)
+            why = f" ({each.reason})" if each.reason else ""
+            # Formats of their own: the log's limit counts lines by format, and many models must not hide one replica.
+            if each.key is not None:
+                _log.info(
+                    "model %r version %s on %s: %s -> %s%s", *each.key, self.replica.id, each.before, each.after, why
+                )
+            elif each.after == ReplicaState.DOWN.value:
+                _log.warning("replica %s is down, it was %s%s", self.replica.id, each.before, why)
+            else:
+                _log.info("replica %s: %s -> %s%s", self.replica.id, each.before, each.after, why)
         if self.replica.changed:
             self.tools.changed(self)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from gateway.core.codes import Code
@@ -15,6 +16,8 @@ from gateway.fleet.model_record import Description, Key
 from gateway.fleet.slots import slots_of
 from gateway.wire.kserve.metadata import decode_model_metadata, decode_server_metadata
 from gateway.wire.kserve.model_config import summarise_config
+
+_log = logging.getLogger("sluice.fleet")
 
 DESCRIPTION_REFRESH_S = 30.0
 EAGER_S = 10.0
@@ -33,6 +36,7 @@ class Prober:
         self._clock = member.tools.clock
         self._timeout_s = self._health.timeout_ms / 1000
         self._rounds = 0
+        self._unanswered = 0
         self._silent: dict[str, dict[Key, int]] = {"readiness": {}, "description": {}}
         """By question: versions about which it was not answered the last time, with the round of that time."""
 
@@ -44,12 +48,23 @@ class Prober:
         while not member.removed:
             started_s = self._clock.now_s()
             await self.probe()
+            self._tell_of_silence()
             now_s = self._clock.now_s()
             pace_s = self._pace_s(now_s) * (0.9 + 0.2 * member.chance.random())
             nudged = await member.nudge.sleep(max(0.001, started_s + pace_s - now_s))
             too_early_s = started_s + recheck_s - self._clock.now_s()
             if nudged and too_early_s > 0:
                 await asyncio.sleep(too_early_s)
+
+    def _tell_of_silence(self) -> None:
+        """A replica that never answered has no change of state to tell of it: one line, after as many probes as would
+        make a live one down.
+        """
+        if self._replica.state is not ReplicaState.SEEN:
+            return
+        self._unanswered += 1
+        if self._unanswered == self._health.failures_to_down:
+            _log.warning("replica %s has not answered yet: %s", self._replica.id, self._replica.last_error or "silence")
 
     def _pace_s(self, now_s: float) -> float:
         replica, health = self._replica, self._health

@@ -58,7 +58,7 @@ class ReplicaTransport:
         sent_s = self._clock.now_s()
         timeout_s = call.deadline_s - sent_s - MARGIN_S
         if timeout_s <= 0:
-            self._end(attempt, Outcome.EXPIRED, "the deadline passed before the request was sent")
+            trail.attempts.pop()  # nothing is sent, so nothing was tried
             raise GatewayError(Reason.DEADLINE, "the deadline passed before the request was sent to a model server")
         connection = self._connections.connection(attempt.replica)
         if connection is None:

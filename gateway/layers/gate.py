@@ -18,6 +18,11 @@ from gateway.core.service import Service
 class GateRules(Protocol):
     """What the gate asks of the policies in force."""
 
+    @property
+    def revision(self) -> str:
+        """Of these policies, for the record of what is refused here."""
+        ...
+
     def body_bytes_max(self, model: str) -> int | None:
         """The model's limit; None if no policy names the model."""
         ...
@@ -34,6 +39,7 @@ class GateLayer:
         self._rules = rules
 
     async def send(self, call: Call) -> Reply:
+        call.trail.policy_revision = self._rules.revision
         call.identity = identity = self._authenticator.identify(call.api_key)
         if not identity.may_call(call.model):
             raise GatewayError(Reason.FORBIDDEN, f"this key may not call model '{shown(call.model)}'")

@@ -63,6 +63,10 @@ class CurrentRoutes:
     def __init__(self, table: RouteTable) -> None:
         self.table = table
 
+    @property
+    def revision(self) -> str:
+        return self.table.revision
+
     def body_bytes_max(self, model: str) -> int | None:
         route = self.table.get(model)
         return None if route is None else route.limits.body

@@ -34,12 +34,12 @@ RECORD: tuple[Field, ...] = (
     Field("version", "string", "The version that answered, as the replica returned it; empty if none did."),
     Field("version_routed", "string", "The version that the gateway chose; empty if it came to no choice."),
     Field("routed_by", "string", "Why that version: `asked`, `split` or `newest`."),
-    Field("artifact_hash", "string", "Hash of the version's artifact, from its manifest; empty if it has none."),
     Field(
-        "policy_revision",
+        "artifact_hash",
         "string",
-        "The policies under which the call was decided; empty if it was refused before its model was looked up.",
+        "Hash of the version's artifact, from its manifest. Empty: policies name no manifests yet.",
     ),
+    Field("policy_revision", "string", "The policies under which the call was decided."),
     Field("pool", "string", "The pool chosen for it."),
     Field("rung", "string", "The rung that answered: `full`; empty if none did."),
     Field(

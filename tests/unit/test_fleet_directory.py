@@ -20,7 +20,7 @@ from gateway.fleet.warmer import NotServed
 from gateway.policy.schema import Health, ModelPolicy
 from tests.simulation.batcher import ModelSpec
 from tests.simulation.triton import Lie, Metrics
-from tests.unit.fleet_world import FleetWorld, Warmup, run
+from tests.unit.fleet_world import FleetWorld, Warmup, run, static
 
 A, B = "10.0.0.1", "10.0.0.2"
 
@@ -103,6 +103,25 @@ def test_a_model_that_must_not_be_served_stays_out_of_traffic_and_says_why() -> 
         assert len(world.snapshots) - published < 150, "only what the scrapes show is published, not each refusal"
 
     run(main, warm_request=refuse)
+
+
+def test_the_log_tells_of_a_replica_that_goes_down_and_of_one_that_never_came(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(world: FleetWorld) -> None:
+        await world.until(lambda: len(world.takers("m")) == 1)
+        await asyncio.sleep(5.0)
+        world.tritons[A].crash()
+        await world.until(lambda: world.state(A) is ReplicaState.DOWN)
+        await asyncio.sleep(30.0)
+
+    with caplog.at_level("INFO", logger="sluice.fleet"):
+        run(main, hosts=(A,), replicas=static(A, B))
+    lines = [record.getMessage() for record in caplog.records]
+    assert len([line for line in lines if f"{A}:8001 is down" in line]) == 1
+    never = [record for record in caplog.records if f"{B}:8001 has not answered yet" in record.getMessage()]
+    assert len(never) == 1, "once, not with every probe"
+    assert never[0].levelname == "WARNING"
+    formats = {record.msg for record in caplog.records if "model" in record.msg}
+    assert not any("is down" in text for text in formats), "model lines must not use up the limit of replica lines"
 
 
 def test_failed_probes_and_warm_up_calls_are_reported() -> None:

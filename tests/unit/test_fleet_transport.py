@@ -167,7 +167,7 @@ async def test_a_call_without_time_is_not_sent() -> None:
         _, result = await send(infer, call)
         assert isinstance(result, GatewayError)
         assert result.reason is Reason.DEADLINE
-        assert call.trail.attempts[0].outcome is Outcome.EXPIRED
+        assert call.trail.attempts == [], "nothing was sent, so nothing was tried"
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,10 @@ class Rules:
     def deadline_s(self, model: str) -> tuple[float, float]:
         return self._deadline
 
+    @property
+    def revision(self) -> str:
+        return "rev"
+
     def body_bytes_max(self, model: str) -> int | None:
         return self._limit
 
@@ -132,9 +136,11 @@ async def test_whatever_is_raised_there_is_a_record(error: BaseException) -> Non
 
 async def test_the_gate_asks_who_before_it_says_what_exists() -> None:
     subject = GateLayer(ScriptedService(), Keys(), Rules(body_bytes_max=None))
+    call = make_call("no-such-model")
     with pytest.raises(GatewayError) as refused:
-        await subject.send(make_call("no-such-model"))
+        await subject.send(call)
     assert refused.value.reason is Reason.UNAUTHENTICATED
+    assert call.trail.policy_revision == "rev", "what is refused here was refused under these policies"
 
 
 async def test_a_key_opens_only_its_models() -> None:
