@@ -82,8 +82,8 @@ async def test_work_of_callers_who_left_is_cancelled_in_tritons_queue(
 ) -> None:
     server = bounded_fleet["triton-0"]
     before = triton_counts(server)
-    blocker = asyncio.create_task(asyncio.to_thread(post, bounded, "accel", accel(1500.0)))
-    await asyncio.sleep(0.5)
+    blocker = asyncio.create_task(asyncio.to_thread(post, bounded, "accel", accel(3000.0)))
+    await until_in_flight(bounded, 1)
     if how == "http":
         await leave_over_http(bounded, 12)
     else:
@@ -98,6 +98,17 @@ async def test_work_of_callers_who_left_is_cancelled_in_tritons_queue(
     assert {record["attempts"][0]["outcome"] for record in records} == {"abandoned"}
 
 
+async def until_in_flight(gateway: GatewayProcess, count: int) -> None:
+    """Wait until so many calls of accel are out at Triton, and a moment more for the last one to get there."""
+
+    def out() -> int:
+        rows = fleet_page(gateway)["statistics"]["admission"]["accel"]
+        return sum(row["in_flight"] for row in rows.values())
+
+    await asyncio.to_thread(wait_until, lambda: out() == count)
+    await asyncio.sleep(0.2)
+
+
 async def leave_over_http(gateway: GatewayProcess, count: int) -> None:
     host, _, port = gateway.http.rpartition(":")
     body = json.dumps(accel(1.0)).encode()
@@ -109,7 +120,7 @@ async def leave_over_http(gateway: GatewayProcess, count: int) -> None:
         )
         await writer.drain()
         writers.append(writer)
-    await asyncio.sleep(0.3)
+    await until_in_flight(gateway, count + 1)
     for writer in writers:
         writer.transport.abort()
 
@@ -121,7 +132,7 @@ async def leave_over_grpc(gateway: GatewayProcess, count: int) -> None:
     async with grpc.aio.insecure_channel(gateway.grpc) as channel:
         calls = [channel.unary_unary(INFER)(request.SerializeToString()) for _ in range(count)]
         codes = [asyncio.ensure_future(call.code()) for call in calls]
-        await asyncio.sleep(0.3)
+        await until_in_flight(gateway, count + 1)
         for call in calls:
             call.cancel()
         assert {code.name for code in await asyncio.gather(*codes)} == {"CANCELLED"}
@@ -132,8 +143,8 @@ def test_a_deadline_is_kept_and_its_work_cancelled(bounded: GatewayProcess, boun
     before = triton_counts(server)
 
     async def many() -> list[tuple[int, dict[str, str], Any]]:
-        blocker = asyncio.create_task(asyncio.to_thread(post, bounded, "accel", accel(1500.0)))
-        await asyncio.sleep(0.5)
+        blocker = asyncio.create_task(asyncio.to_thread(post, bounded, "accel", accel(2000.0)))
+        await until_in_flight(bounded, 1)
         header = {"x-request-timeout-ms": "300"}
         short = [asyncio.to_thread(post, bounded, "accel", accel(1.0), header) for _ in range(5)]
         return [*await asyncio.gather(*short), await blocker]

@@ -516,7 +516,7 @@ async def test_a_killed_server_is_down_and_starts_its_phases_anew(breakable: Tri
         with pytest.raises(GatewayError) as caught:
             await out
         assert caught.value.reason is Reason.UPSTREAM_LOST
-        await house.until(lambda: house.state is ReplicaState.DOWN, 2.0)
+        await house.until(lambda: house.state is ReplicaState.DOWN, 5.0)
         assert not house.serves("accel")
         await asyncio.to_thread(breakable.start)
         await house.until(lambda: house.serves("accel") and house.serves("moods"), 30.0)

@@ -144,20 +144,27 @@ def test_identity_gives_back_exactly_the_inputs_that_were_sent(fleet: LocalFleet
 def test_accel_executes_waiting_calls_as_one_batch_and_logs_each(fleet: LocalFleet) -> None:
     server = fleet["triton-0"]
     infer = _caller(server, "grpc")
-    with ThreadPoolExecutor(9) as pool:
-        # The first holds the only instance, so that the others meet in the queue.
-        first = pool.submit(infer, "accel", _work(), request_id="holder", parameters={"straggle_ms": 800})
-        time.sleep(0.3)  # nothing outside Triton shows that an execution has begun
-        others = [pool.submit(infer, "accel", _work(), request_id=f"call-{n}") for n in range(8)]
-        executions = [future.result().as_numpy("execution").item() for future in others]
-        holder = first.result().as_numpy("execution").item()
-    assert holder not in executions
+    for turn in range(5):
+        with ThreadPoolExecutor(9) as pool:
+            # The first holds the only instance, so that the others meet in the queue.
+            held = {"straggle_ms": 1500}
+            first = pool.submit(infer, "accel", _work(), request_id=f"holder-{turn}", parameters=held)
+            time.sleep(0.6)  # nothing outside Triton shows that an execution has begun
+            others = [pool.submit(infer, "accel", _work(), request_id=f"call-{turn}-{n}") for n in range(8)]
+            executions = [future.result().as_numpy("execution").item() for future in others]
+            holder = first.result().as_numpy("execution").item()
+        if holder not in executions:
+            break  # on a busy machine the holder may come late and share the others' batch: then it held nothing
+    else:
+        raise AssertionError("in five turns the holder was never alone")
     assert len(set(executions)) < 8
     logged = {line["id"]: line for line in _executions(server)}
-    assert all(logged[f"call-{n}"]["execution"] == executions[n] for n in range(8))
-    assert max(logged[f"call-{n}"]["batch"] for n in range(8)) > 1
-    assert logged["holder"]["end_s"] - logged["holder"]["start_s"] >= 0.8
-    assert all(line["start_s"] >= logged["holder"]["end_s"] for key, line in logged.items() if "call-" in key)
+    calls = [logged[f"call-{turn}-{n}"] for n in range(8)]
+    assert [line["execution"] for line in calls] == executions
+    assert max(line["batch"] for line in calls) > 1
+    alone = logged[f"holder-{turn}"]
+    assert alone["end_s"] - alone["start_s"] >= 1.5
+    assert all(line["start_s"] >= alone["end_s"] for line in calls)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -269,8 +276,8 @@ def test_the_bounded_configuration_refuses_calls_beyond_its_queue_and_keeps_requ
         return "served"
 
     with ThreadPoolExecutor(100) as pool:
-        holder = pool.submit(call, 1000)
-        time.sleep(0.3)  # nothing outside Triton shows that an execution has begun
+        holder = pool.submit(call, 2000)
+        time.sleep(0.6)  # nothing outside Triton shows that an execution has begun
         late = pool.submit(infer, "accel", _work(), timeout=200_000)
         said = list(pool.map(call, [0] * 79))
         with pytest.raises(InferenceServerException, match="timeout expired"):
@@ -298,10 +305,10 @@ def test_in_the_bounded_configuration_a_cancelled_call_that_waits_is_never_execu
                 parameters={"straggle_ms": straggle_ms},
             )
 
-        send("holds the instance", 1500)
-        time.sleep(0.3)  # nothing outside Triton shows that an execution has begun
+        send("holds the instance", 2500)
+        time.sleep(0.6)  # nothing outside Triton shows that an execution has begun
         waiting = [send(f"given up {number}", 0) for number in range(20)]
-        time.sleep(0.3)  # nor that it has queued a call
+        time.sleep(0.6)  # nor that it has queued a call
         for call in waiting:
             call.cancel()
         client.infer("accel", [tensor], request_id="the last")
