@@ -89,9 +89,3 @@ def test_the_readmes_picture_shows_the_built_layers_in_order() -> None:
     picture = (ROOT / "README.md").read_text().split("## The path of a call")[1].split("```")[1]
     places = [picture.index(f" {position.name} ") for position in POSITIONS if position.built]
     assert places == sorted(places)
-
-
-def test_no_page_names_a_path_of_a_machine() -> None:
-    for page in PAGES:
-        for pattern in (r"/work/", r"/root/", r"/home/", r"/tmp/bash"):
-            assert not re.search(pattern, page.read_text()), f"{ids(page)} holds {pattern}"
