@@ -23,10 +23,10 @@ from gateway.edge.explain import Explainer
 from gateway.edge.headers import ClientHeaders
 from gateway.edge.http_answer import HttpAnswer, HttpAnswers, Refusal
 from gateway.edge.observer import EdgeObserver
-from gateway.edge.status import internal_error
+from gateway.edge.status import internal_error, status_of
 from gateway.runtime.clock import Clock
 from gateway.wire.http1 import RequestHead
-from gateway.wire.http_path import PathMatch
+from gateway.wire.http_path import PathMatch, Route
 from gateway.wire.kserve.http_raw import decode_raw_infer
 from gateway.wire.kserve.http_request import (
     ALL_JSON,
@@ -45,6 +45,8 @@ UNKNOWN_MODEL_LIMITS = BodyLimits(64 * 1024, 64 * 1024)
 
 _OUTCOME_OF_UNRENDERED = {Reason.UPSTREAM_BROKEN: Outcome.BROKEN, Reason.BAD_REQUEST: Outcome.CALLER_FAULT}
 _SUMMARIES_MAX = 256
+CLIENT_LEFT = 499
+"""What stands for a status where nobody is left to be told one: nginx's word for it."""
 
 
 class LimitsOf(Protocol):
@@ -350,8 +352,13 @@ class HttpCall:
         self._kit.tasks.pop(task, None)
         self._task = None
         if not self._started:
+            # The service never saw it, so there is no record: what leaves no record is counted.
+            status = CLIENT_LEFT
             if not self.call.abandoned:
-                self._fail(self.call.cut or self._internal(asyncio.CancelledError("before the call had begun")))
+                error = self.call.cut or self._internal(asyncio.CancelledError("before the call had begun"))
+                status = status_of(error)
+                self._fail(error)
+            self._kit.observer.request_without_call("http", Route.MODEL_INFER.template, str(status))
             self._end()
 
     def _left(self) -> bool:

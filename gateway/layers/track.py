@@ -44,7 +44,6 @@ class TrackLayer:
             self._close(attempt, Outcome.GATEWAY_FAULT)
             raise
         self._close(attempt, Outcome.OK)
-        trail.answered_s = attempt.ended_s
         trail.rung = "full"
         return reply
 

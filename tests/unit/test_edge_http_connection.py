@@ -286,6 +286,8 @@ async def test_a_client_that_leaves_before_its_call_has_begun_leaves_nothing() -
     await turns()
     assert service.calls == []
     assert edge.notes.internal == 0
+    infer = "/v2/models/{model}[/versions/{version}]/infer"
+    assert edge.notes.requests == [(infer, "499")], "no record, so it is counted"
     edge.nothing_is_left()
 
 
