@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
+
+if TYPE_CHECKING:
+    from gateway.core.session import Session
 
 Metadata = tuple[tuple[str, str], ...]
 """Header names (lower case) and values that go on to the replica."""
@@ -30,6 +34,18 @@ class Identity:
 
 
 ANONYMOUS = Identity("anonymous")
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """Where a call stands in a sequence (a conversation with a stateful model).
+
+    The type of `id` matters: the string "7" and the number 7 are two sequences. 0 and "" mean none, and make no step.
+    """
+
+    id: int | str
+    start: bool
+    end: bool
 
 
 class Attempt:
@@ -68,6 +84,7 @@ class Trail:
         "reason",
         "received_s",
         "replicas_ready",
+        "responses",
         "routed_by",
         "routed_s",
         "rung",
@@ -98,6 +115,8 @@ class Trail:
         self.limit_at_admit = 0
         self.attempts: list[Attempt] = []
         self.reason: Reason | None = None
+        self.responses = 0
+        """Responses that a streaming call was given, errors among them included; 1 or 0 for a unary one."""
 
 
 Receive = Callable[[], Awaitable[None]]
@@ -127,13 +146,18 @@ class Call:
         "metadata",
         "model",
         "permit",
+        "pinned",
         "protocol",
         "receive",
         "request_id",
         "reservation",
+        "sequence",
+        "session",
+        "stream_position",
         "timeout_s",
         "trail",
         "version",
+        "wants_end",
     )
 
     def __init__(
@@ -152,6 +176,7 @@ class Call:
         timeout_s: float | None = None,
         explain: bool = False,
         protocol: str = "other",
+        session: Session | None = None,
     ) -> None:
         self.request_id = request_id
         self.model = model
@@ -181,11 +206,27 @@ class Call:
         """The edge sets this before it cancels the call's task because the caller left."""
         self.cut: GatewayError | None = None
         """The edge sets this before it cancels the call's task because the gateway stops: what the caller is told."""
+        self.session = session
+        """The stream that this call is part of; None for a unary call. With a session the reply is a `StreamReply`."""
+        self.stream_position = 0
+        """The how-manieth message of its stream this is, from 1; 0 for a unary call."""
+        self.wants_end = False
+        """The caller wants the end of a decoupled model's responses told by an empty last one
+        (`triton_enable_empty_final_response`).
+        """
+        self.sequence: SequenceStep | None = None
+        self.pinned = ""
+        """The one replica that may have this call, "" for any: a sequence lives on one replica."""
         self.permit = ""
         """The replica on which admission granted a slot; set while the call holds it."""
         self.reservation: object | None = None
         """Room for this call's record, claimed before it runs; only where the policy makes records mandatory."""
         self.trail = Trail()
+
+    @property
+    def streaming(self) -> bool:
+        """The caller takes any number of responses."""
+        return self.session is not None
 
     @property
     def trace_id(self) -> str:

@@ -29,6 +29,26 @@ class Endpoints:
     metrics: str = ""
 
 
+class ReplicaStream(Protocol):
+    """One ModelStreamInfer to one replica. One reader at a time; cancelling a `read` leaves the stream as it is."""
+
+    def write(self, message: bytes) -> None:
+        """Send one serialized `ModelInferRequest` after those before it. Never waits: what has not left yet is bounded
+        by the callers, who answer for their requests. Does nothing on a stream that has ended; `read` tells.
+        """
+        ...
+
+    async def read(self) -> bytes | None:
+        """The next serialized `ModelStreamInferResponse`; None when the replica ended the stream with OK. Raises
+        `core.faults.UpstreamFault`.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Cancel it on the replica, if it has not ended, and free everything."""
+        ...
+
+
 class ReplicaClient(Protocol):
     """A connection to one replica. Every method raises `core.faults.UpstreamFault`, and can be cancelled at any time.
 
@@ -56,6 +76,10 @@ class ReplicaClient(Protocol):
 
     async def infer(self, message: bytes, metadata: Metadata, timeout_s: float) -> bytes:
         """One ModelInfer: serialized request in, serialized `ModelInferResponse` out."""
+        ...
+
+    def open_stream(self, metadata: Metadata, timeout_s: float) -> ReplicaStream:
+        """Begin a ModelStreamInfer. Returns at once; what is wrong with the connection is told by `read`."""
         ...
 
     async def scrape(self, timeout_s: float) -> str:

@@ -1,16 +1,22 @@
-"""Reply: the whole answer to a unary call, and what must be released when it is done with."""
+"""Reply: the answer to a call, and what must be released when it is done with.
+
+A unary call's reply is whole. A streaming call's (`StreamReply`) is its first response, with the way to the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
+from gateway.core.errors import GatewayError
 from gateway.core.outcome import Outcome
 
 Closer = Callable[[Outcome], None]
 
 
 class Reply:
-    """The answer to a call: `message` is the serialized `inference.ModelInferResponse`.
+    """The answer to a call: `message` is the serialized `inference.ModelInferResponse`. `streaming`: this is a
+    `StreamReply`.
 
     Ends by `aclose(outcome)`, exactly once; a second close is an error of the caller's and raises. Closers hung on
     with `on_close` run last in, first out; each runs even if another failed, and the first failure is raised at the
@@ -18,6 +24,8 @@ class Reply:
     """
 
     __slots__ = ("_closed", "_closers", "message")
+
+    streaming = False
 
     def __init__(self, message: bytes) -> None:
         self.message = message
@@ -52,3 +60,71 @@ class Reply:
                 failure = failure or error
         if failure is not None:
             raise failure
+
+
+class Response(NamedTuple):
+    """One response of a stream.
+
+    `message` is the serialized `inference.ModelInferResponse`. With an `error`, the model reported one in place of a
+    response, and `message` holds no outputs; more may follow, for an error inside a stream does not end it.
+    """
+
+    message: bytes
+    error: GatewayError | None = None
+
+
+Next = Callable[[], Awaitable[Response | None]]
+
+
+class StreamReply(Reply):
+    """Any number of responses, none included.
+
+    `next()` gives them one after the other, the first one too, and None at the orderly end; after None it is not to be
+    asked again. It raises `GatewayError` if the stream broke: what came before was not all. `message` is the first
+    response's, b"" if there is none. Only one may wait in `next()` at a time, and it may be cancelled there.
+
+    `failure` is the first error that came by, inside a response or instead of one, so that the record of a stream that
+    began well tells how it ended. `count` is the number of responses that `next()` gave out, errors included.
+    """
+
+    __slots__ = ("_first", "_next", "_pending", "count", "failure", "ordered")
+
+    streaming = True
+
+    def __init__(self, first: Response | None, following: Next, *, ordered: bool) -> None:
+        """`ordered`: the model gives one response per request, and on a shared stream callers expect these in the order
+        of their requests.
+        """
+        super().__init__(b"" if first is None else first.message)
+        self._first = first
+        self._pending = True
+        self._next = following
+        self.ordered = ordered
+        self.count = 0
+        self.failure: GatewayError | None = None
+
+    @property
+    def first(self) -> Response | None:
+        """The first response, before or after it was taken; None if the stream ended without any."""
+        return self._first
+
+    def guard(self, guard: Callable[[Next], Next]) -> None:
+        """Have a layer stand between the caller and the responses that are still to come (a time limit, say)."""
+        self._next = guard(self._next)
+
+    async def next(self) -> Response | None:
+        """The next response, or None at the end. Raises `GatewayError`."""
+        if self._pending:
+            self._pending = False
+            response = self._first
+        else:
+            try:
+                response = await self._next()
+            except GatewayError as error:
+                self.failure = self.failure or error
+                raise
+        if response is not None:
+            self.count += 1
+            if response.error is not None:
+                self.failure = self.failure or response.error
+        return response

@@ -3,7 +3,8 @@
 The rules, which every layer and the transport keep:
 
 1. `send` either returns a `Reply` or raises. A unary call's `send` returns when the whole message *and* its status
-   are known, so an answer is never taken back. What is raised is `GatewayError`, or `asyncio.CancelledError` if the
+   are known, so an answer is never taken back; a streaming call's (`call.session` is set) at its first response or
+   error, with a `StreamReply`. What is raised is `GatewayError`, or `asyncio.CancelledError` if the
    task was cancelled from outside.
 2. Whatever a layer takes, it gives back in a `finally`: every `await` may be the last thing the layer ever runs.
 3. A `Reply` that was returned must be closed with `aclose(outcome)`, exactly once, by whoever it was returned to; a
