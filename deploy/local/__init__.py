@@ -7,11 +7,12 @@ from deploy.local.check import Problem, preflight
 from deploy.local.environment import TritonEnvironment, ensure_environment
 from deploy.local.errors import LocalFleetError
 from deploy.local.fleet import LocalFleet
-from deploy.local.layout import MODELS
+from deploy.local.layout import CORE_MODELS, MODELS
 from deploy.local.repository import build_repository
 from deploy.local.server import Ports, ServerSpec, TritonServer, free_ports
 
 __all__ = [
+    "CORE_MODELS",
     "MODELS",
     "LocalFleet",
     "LocalFleetError",

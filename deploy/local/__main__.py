@@ -20,6 +20,7 @@ from deploy.local.environment import TritonEnvironment, ensure_environment, find
 from deploy.local.errors import LocalFleetError
 from deploy.local.fleet import LocalFleet
 from deploy.local.layout import (
+    CORE_MODELS,
     ENVIRONMENT_DIR,
     LOG_DIR,
     MODELS,
@@ -35,6 +36,9 @@ from deploy.local.server import TritonServer
 from deploy.local.state import read_state, write_state
 
 DONE, FAILED, NOT_READY, MACHINE, UNKNOWN = 0, 1, 1, 3, 4
+
+SETS = {"core": CORE_MODELS, "all": MODELS}
+"""Words that `--models` takes for several models."""
 
 EXAMPLE = """\
 example:
@@ -69,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--json", metavar="OUT", help="write the result as JSON to this file; - is stdout")
         return command
 
-    up = add("up", "build what is missing and start the servers", "up --replicas 3 --models accel")
+    up = add("up", "build what is missing and start the servers", "up --replicas 3 --models core streamer")
     _fleet_arguments(up)
     up.add_argument("--attach", action="store_true", help="stay; Ctrl-C stops the servers")
     up.set_defaults(any_ports=False)  # it checks as `check` does
@@ -97,9 +101,19 @@ def parser() -> argparse.ArgumentParser:
 def _fleet_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--replicas", type=_positive, default=2, metavar="N", help="servers (default: 2)")
     command.add_argument(
-        "--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL", help="default: all"
+        "--models",
+        nargs="+",
+        choices=[*MODELS, *SETS],
+        default=["all"],
+        metavar="MODEL",
+        help=f"of {', '.join(MODELS)}; core means the first {len(CORE_MODELS)} (default: all)",
     )
     command.add_argument("--base-port", type=_positive, default=BASE_PORT, metavar="PORT", help=f"default: {BASE_PORT}")
+
+
+def chosen_models(words: Sequence[str]) -> tuple[str, ...]:
+    """The models that the words of `--models` mean, each once."""
+    return tuple(dict.fromkeys(model for word in words for model in SETS.get(word, (word,))))
 
 
 def _positive(text: str) -> int:
@@ -163,7 +177,7 @@ def _up(arguments: argparse.Namespace) -> int:
         return code
     fleet = LocalFleet(
         arguments.replicas,
-        arguments.models,
+        chosen_models(arguments.models),
         base_port=arguments.base_port,
         state_file=STATE_FILE,
         detached=not arguments.attach,

@@ -20,7 +20,7 @@ from typing import Self
 from deploy.local.check import preflight
 from deploy.local.environment import TritonEnvironment, ensure_environment
 from deploy.local.errors import LocalFleetError
-from deploy.local.layout import LOG_DIR, MODELS, REPOSITORY_DIR, Progress, print_progress
+from deploy.local.layout import CORE_MODELS, LOG_DIR, MODELS, REPOSITORY_DIR, Progress, print_progress
 from deploy.local.ports import BASE_PORT, Ports
 from deploy.local.processes import ProcessRef, remove_stale_shm_files
 from deploy.local.repository import build_repository
@@ -29,7 +29,8 @@ from deploy.local.state import read_state, write_state
 
 
 class LocalFleet:
-    """Servers `triton-0`, `triton-1`, … with the same models. Builds the environment and the repository if needed.
+    """Servers `triton-0`, `triton-1`, … with the same models (CORE_MODELS if not told). Builds the environment and the
+    repository if needed.
 
     `ports` (one per server) replaces the numbered ones from `base_port`; `environment` adds variables to all servers.
     With a `state_file` the command `python -m deploy.local` can act on the servers while the block runs. `detached`
@@ -39,7 +40,7 @@ class LocalFleet:
     def __init__(
         self,
         replicas: int = 2,
-        models: Sequence[str] = MODELS,
+        models: Sequence[str] = CORE_MODELS,
         *,
         base_port: int = BASE_PORT,
         ports: Sequence[Ports] | None = None,

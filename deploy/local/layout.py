@@ -19,7 +19,10 @@ REPOSITORY_DIR = RUN_DIR / "models"
 LOG_DIR = RUN_DIR / "logs"
 STATE_FILE = RUN_DIR / "fleet.json"
 
-MODELS = ("fraud", "fraud-lite", "identity", "accel")
+CORE_MODELS = ("fraud", "fraud-lite", "identity", "accel")
+"""What a fleet serves unless it is asked for more. Each further model costs a server start time and memory."""
+
+MODELS = (*CORE_MODELS, "streamer", "accumulator", "accumulator-text", "ranker", "embedder", "mixed")
 """All demo models, by the names that Triton knows."""
 
 Progress = Callable[[str], None]

@@ -43,7 +43,7 @@ QUEUE_POLICY = """\
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where one model comes from. `serving` files of its folder and `shared` files of all models go into the folder of
-    every version; `training` is a module to run.
+    every version; `config` and `labels` files go into the model's folder; `training` is a module to run.
     """
 
     name: str
@@ -52,6 +52,8 @@ class Source:
     versions: tuple[str, ...] = ("1",)
     shared: tuple[str, ...] = ()
     training: str | None = None
+    config: str = "config.pbtxt"
+    labels: tuple[str, ...] = ()
 
     def files(self) -> tuple[Path, ...]:
         """What goes into every version's folder."""
@@ -88,7 +90,35 @@ SOURCES = (
         training="deploy.local.models.fraud_lite.train",
     ),
     Source(name="identity", folder="identity", serving=("model.py",)),
-    Source(name="accel", folder="accel", serving=("model.py", "behaviour.py")),
+    Source(
+        name="accel",
+        folder="accel",
+        serving=("model.py", "behaviour.py"),
+        shared=("command.py", "execution_log.py"),
+    ),
+    Source(
+        name="streamer",
+        folder="streamer",
+        serving=("model.py", "markov.py", "orders.py"),
+        shared=("execution_log.py",),
+    ),
+    Source(name="accumulator", folder="accumulator", serving=("model.py", "sums.py"), shared=("command.py",)),
+    Source(
+        name="accumulator-text",
+        folder="accumulator",
+        serving=("model.py", "sums.py"),
+        shared=("command.py",),
+        config="text.pbtxt",
+    ),
+    Source(
+        name="ranker",
+        folder="ranker",
+        serving=("model.py", "bilinear.py"),
+        training="deploy.local.models.ranker.train",
+        labels=("factors.txt",),
+    ),
+    Source(name="embedder", folder="embedder", serving=("model.py", "ngrams.py")),
+    Source(name="mixed", folder="mixed", serving=("model.py", "logarithm.py")),
 )
 
 
@@ -142,12 +172,14 @@ def _build(source: Source, environment: TritonEnvironment, model_dir: Path) -> N
     if source.training:
         argv = [str(environment.python), "-B", "-m", source.training, str(model_dir)]
         _run(argv, environment, f"training {source.name}")
-    config = (folder / "config.pbtxt").read_text(encoding="utf-8")
+    config = (folder / source.config).read_text(encoding="utf-8")
     (model_dir / "config.pbtxt").write_text(config, encoding="utf-8")
     if DYNAMIC_BATCHING in config:
         (model_dir / "configs").mkdir()
         bounded = config.replace(DYNAMIC_BATCHING, DYNAMIC_BATCHING + QUEUE_POLICY)
         (model_dir / "configs" / "bounded.pbtxt").write_text(bounded, encoding="utf-8")
+    for labels in source.labels:
+        shutil.copyfile(folder / labels, model_dir / labels)
     for version in source.versions:
         version_dir = model_dir / version
         version_dir.mkdir(exist_ok=True)

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from deploy.local.environment import TritonEnvironment
 from deploy.local.errors import LocalFleetError
-from deploy.local.layout import LOG_DIR, MODELS, REPOSITORY_DIR, ROOT
+from deploy.local.layout import CORE_MODELS, LOG_DIR, REPOSITORY_DIR, ROOT
 from deploy.local.ports import LOOPBACK, Ports, free_ports, require_free
 from deploy.local.processes import ProcessRef, group_memory_bytes, remove_shm_files
 
@@ -45,7 +45,7 @@ class ServerSpec:
 
     name: str
     ports: Ports
-    models: tuple[str, ...] = MODELS
+    models: tuple[str, ...] = CORE_MODELS
     repository: Path = REPOSITORY_DIR
     log_dir: Path = LOG_DIR
     exit_timeout_s: int = 5
@@ -61,6 +61,11 @@ class ServerSpec:
     def execution_log(self) -> Path:
         """Where `accel` writes a JSON line for each call that it executed."""
         return self.log_dir / f"{self.name}.accel.jsonl"
+
+    @property
+    def stream_log(self) -> Path:
+        """Where `streamer` writes a JSON line at the start and at the end of each request."""
+        return self.log_dir / f"{self.name}.streamer.jsonl"
 
     @property
     def http_address(self) -> str:
@@ -139,6 +144,7 @@ class TritonServer:
             "environment": {
                 **self.environment.variables(),
                 "SLUICE_ACCEL_LOG": str(self.spec.execution_log),
+                "SLUICE_STREAMER_LOG": str(self.spec.stream_log),
                 **self.spec.environment,
             },
             "log": str(self.spec.log),

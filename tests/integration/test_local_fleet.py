@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
+import math
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -14,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
@@ -122,11 +126,19 @@ IDENTITY_INPUTS: Inputs = [
     ("INPUT_FP64", np.asarray([1e300, -0.0]), "FP64"),
     ("INPUT_BYTES", np.asarray([b"\xff\x00", b"", "ü".encode()], dtype=np.object_), "BYTES"),
     ("INPUT_MATRIX_FP32", np.arange(6, dtype=np.float32).reshape(2, 3), "FP32"),
+    ("INPUT_INT8", np.asarray([-128, 127], dtype=np.int8), "INT8"),
+    ("INPUT_INT16", np.asarray([-(2**15), 2**15 - 1], dtype=np.int16), "INT16"),
+    ("INPUT_UINT16", np.asarray([2**16 - 1], dtype=np.uint16), "UINT16"),
+    ("INPUT_UINT32", np.asarray([2**32 - 1], dtype=np.uint32), "UINT32"),
+    ("INPUT_MATRIX_BOOL", np.asarray([[True], [False]]), "BOOL"),
+    ("INPUT_MATRIX_INT64", np.empty((0, 7), dtype=np.int64), "INT64"),
+    ("INPUT_MATRIX_FP16", np.asarray([[1.5, -np.inf, -0.0]], dtype=np.float16), "FP16"),
+    ("INPUT_MATRIX_BYTES", np.asarray([[b"a", b""], [b"\x00", "ü".encode()]], dtype=np.object_), "BYTES"),
 ]
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-@pytest.mark.parametrize("chosen", [slice(None), slice(0, 1), slice(3, 7), slice(8, 10)])
+@pytest.mark.parametrize("chosen", [slice(None), slice(0, 1), slice(3, 7), slice(8, 10), slice(10, None)])
 def test_identity_gives_back_exactly_the_inputs_that_were_sent(fleet: LocalFleet, protocol: str, chosen: slice) -> None:
     inputs = IDENTITY_INPUTS[chosen]
     result = _caller(fleet["triton-1"], protocol)("identity", inputs)
@@ -139,6 +151,69 @@ def test_identity_gives_back_exactly_the_inputs_that_were_sent(fleet: LocalFleet
         assert back.shape == sent.shape
         assert back.dtype == sent.dtype
         assert np.array_equal(back, sent)
+
+
+EMPTY_INPUTS: Inputs = [
+    ("INPUT_MATRIX_BOOL", np.empty((0, 3), dtype=np.bool_), "BOOL"),
+    ("INPUT_MATRIX_FP16", np.empty((4, 0), dtype=np.float16), "FP16"),
+    ("INPUT_MATRIX_BYTES", np.empty((2, 0), dtype=np.object_), "BYTES"),
+]
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_identity_gives_back_tensors_without_elements_in_their_shapes(fleet: LocalFleet, protocol: str) -> None:
+    result = _caller(fleet["triton-0"], protocol)("identity", EMPTY_INPUTS)
+    for name, sent, _ in EMPTY_INPUTS:
+        assert result.as_numpy(name.replace("INPUT", "OUTPUT")).shape == sent.shape
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize(
+    ("datatype", "bits"),
+    [
+        ("FP32", np.asarray([0x7FC00001, 0x7F800001, 0xFFC12345, 0x7F800000, 0xFF800000, 0x80000000], dtype=np.uint32)),
+        ("FP16", np.asarray([0x7E01, 0x7C01, 0xFE34, 0x7C00, 0xFC00, 0x8000], dtype=np.uint16)),
+        ("FP64", np.asarray([0x7FF0000000000001, 0xFFF8000000000123, 0x8000000000000000], dtype=np.uint64)),
+    ],
+)
+def test_identity_keeps_the_bits_of_nan_infinity_and_minus_zero(
+    fleet: LocalFleet, protocol: str, datatype: str, bits: np.ndarray[Any, Any]
+) -> None:
+    kind = {"FP32": np.float32, "FP16": np.float16, "FP64": np.float64}[datatype]
+    sent = bits.view(kind)
+    result = _caller(fleet["triton-0"], protocol)("identity", [(f"INPUT_{datatype}", sent, datatype)])
+    assert result.as_numpy(f"OUTPUT_{datatype}").view(bits.dtype).tolist() == bits.tolist()
+
+
+BF16_BITS = struct.pack("<6H", 0x3F80, 0x7FC1, 0xFF81, 0x7F80, 0x8000, 0x0001)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("BF16", [6]), ("BF16", [0]), ("MATRIX_BF16", [2, 3])])
+def test_identity_keeps_the_bits_of_bf16(fleet: LocalFleet, name: str, shape: list[int]) -> None:
+    # The client takes BF16 only from a package that brings the type to NumPy; so the messages are made by hand.
+    sent = BF16_BITS[: 2 * math.prod(shape)]
+    spec = fleet["triton-0"].spec
+    messages = triton_grpc.service_pb2
+    request = messages.ModelInferRequest(model_name="identity", raw_input_contents=[sent])
+    request.inputs.add(name=f"INPUT_{name}", datatype="BF16", shape=shape)
+    with grpc.insecure_channel(spec.grpc_address) as channel:
+        answer = triton_grpc.service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=30)
+    assert (answer.outputs[0].name, answer.outputs[0].datatype) == (f"OUTPUT_{name}", "BF16")
+    assert (list(answer.outputs[0].shape), answer.raw_output_contents[0]) == (shape, sent)
+
+    binary = {"binary_data_size": len(sent)}
+    described = {"name": f"INPUT_{name}", "datatype": "BF16", "shape": shape, "parameters": binary}
+    head = json.dumps({"inputs": [described], "parameters": {"binary_data_output": True}}).encode()
+    connection = http.client.HTTPConnection(spec.http_address, timeout=30)
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    connection.request("POST", "/v2/models/identity/infer", head + sent, headers)
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    assert response.status == 200, body
+    # The header is only there if bytes follow the JSON.
+    split = int(response.headers.get("Inference-Header-Content-Length", len(body)))
+    assert (json.loads(body[:split])["outputs"][0]["shape"], body[split:]) == (shape, sent)
 
 
 def test_accel_executes_waiting_calls_as_one_batch_and_logs_each(fleet: LocalFleet) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
 import socket
 import subprocess
 import sys
+from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +21,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.local import MODELS, LocalFleet, LocalFleetError, Ports, ServerSpec, free_ports, preflight
-from deploy.local.__main__ import main, parser
-from deploy.local.models.accel.behaviour import Command, ExecutionLog, Settings, duration_ms
+from deploy.local.__main__ import chosen_models, main, parser
+from deploy.local.layout import CORE_MODELS
+from deploy.local.models.accel.behaviour import Settings, duration_ms
+from deploy.local.models.accumulator.sums import SequenceError, Sums
+from deploy.local.models.command import Command
+from deploy.local.models.embedder.ngrams import embed, projection
+from deploy.local.models.execution_log import ExecutionLog
 from deploy.local.models.fraud.trees import Forest
 from deploy.local.models.fraud_lite.logistic import Logistic
+from deploy.local.models.mixed.logarithm import logarithm
+from deploy.local.models.ranker.bilinear import Bilinear, order
+from deploy.local.models.ranker.train import NOISE, train
+from deploy.local.models.ranker.train import draw as draw_ratings
+from deploy.local.models.streamer.markov import WORD, Chain, zen
+from deploy.local.models.streamer.orders import CRASH, ERROR_CODES, Order
 from deploy.local.models.transactions import FEATURE_NAMES, FEATURE_SCHEMA_ID, Window, draw
 from deploy.local.ports import holder, require_free
 from deploy.local.processes import ProcessRef, remove_shm_files
@@ -212,6 +226,183 @@ def test_the_execution_log_moves_aside_at_its_bound_and_loses_no_line_before(tmp
     assert len(older) >= 1
 
 
+# --- streamer ----------------------------------------------------------------------------------------------------
+
+
+def test_the_chain_is_trained_from_the_zen_of_python_and_every_step_stands_in_it() -> None:
+    text = zen()
+    assert text.startswith("Beautiful is better than ugly.\n")
+    assert text.count("\n") == 19
+    words = WORD.findall(text)
+    assert "".join(words) == text
+    steps = set(zip(words, [*words[1:], words[0]], strict=True))
+    said = [token.decode() for token in islice(Chain(text).tokens(b"Explicit is"), 300)]
+    assert (" is", said[0]) in steps
+    assert set(pairwise(said)) <= steps
+
+
+def test_equal_prompts_go_on_equally_and_others_do_not() -> None:
+    chain = Chain(zen())
+
+    def said(prompt: bytes) -> list[bytes]:
+        return list(islice(chain.tokens(prompt), 50))
+
+    assert said(b"one") == said(b"one")
+    assert said(b"one") != said(b"two")
+    assert said(b"\xff\xfe")[0].decode() in {line.split(" ")[0] for line in zen().splitlines()}
+
+
+@settings(deadline=None)
+@given(kind=st.sampled_from([b"echo:", b"chars:", b"bytes:"]), argument=st.binary(max_size=60))
+def test_pieces_of_a_text_are_together_the_text(kind: bytes, argument: bytes) -> None:
+    pieces = list(Order(text=kind + argument).tokens(Chain(zen())))
+    assert b"".join(pieces) == argument
+    assert all(pieces)
+    assert list(Order(text=kind + argument, max_tokens=2).tokens(Chain(zen()))) == pieces[:2]
+    if kind == b"echo:":
+        assert all(piece.count(b"\n") == piece.endswith(b"\n") for piece in pieces)
+        assert all(piece.endswith(b"\n") for piece in pieces[:-1])
+
+
+@settings(deadline=None)
+@given(text=st.text(max_size=30))
+def test_characters_come_one_at_a_time_whatever_their_number_of_bytes(text: str) -> None:
+    pieces = Order(text=b"chars:" + text.encode()).tokens(Chain(zen()))
+    assert [piece.decode() for piece in pieces] == list(text)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_tokens": -1},
+        {"delay_ms": -1.0},
+        {"delay_ms": math.nan},
+        {"first_delay_ms": 60_001.0},
+        {"fail_at": -2},
+        {"fail_with": "OK"},
+        {"final": ""},
+    ],
+)
+def test_an_order_that_makes_no_sense_is_refused_by_name(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(options))} is "):
+        Order(text=b"", **options)
+
+
+def test_an_order_takes_every_error_code_and_a_crash() -> None:
+    assert [Order(text=b"", fail_with=code).fail_with for code in (*ERROR_CODES, CRASH)] == [*ERROR_CODES, CRASH]
+
+
+# --- accumulator -------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from([1, 2, "1", "b"]), st.integers(-(10**6), 10**6), st.booleans(), st.booleans()),
+        max_size=40,
+    )
+)
+def test_sums_answer_as_a_list_per_sequence_would(steps: list[tuple[int | str, int, bool, bool]]) -> None:
+    sums = Sums(idle_s=60)
+    values: dict[int | str, list[int]] = {}
+    for sequence, value, start, end in steps:
+        if not start and sequence not in values:
+            with pytest.raises(SequenceError, match="say start"):
+                sums.add(sequence, value, start=start, end=end, now_s=0)
+            continue
+        kept = [] if start else values[sequence]
+        values[sequence] = [*kept, value]
+        expected = (sum(values[sequence]), len(values[sequence]))
+        assert sums.add(sequence, value, start=start, end=end, now_s=0) == expected
+        if end:
+            del values[sequence]
+    assert len(sums) == len(values)
+
+
+def test_a_sequence_that_was_silent_for_too_long_is_forgotten_and_no_other() -> None:
+    sums = Sums(idle_s=10)
+    sums.add(1, 5, start=True, end=False, now_s=0)
+    sums.add(2, 5, start=True, end=False, now_s=1)
+    sums.add(1, 5, start=False, end=False, now_s=9)
+    assert sums.add(3, 5, start=True, end=True, now_s=12) == (5, 1)
+    assert len(sums) == 1
+    with pytest.raises(SequenceError, match="no sequence 2"):
+        sums.add(2, 5, start=False, end=False, now_s=12)
+    assert sums.add(1, 5, start=False, end=False, now_s=19) == (15, 3)
+
+
+def test_a_sum_outside_int64_is_refused_and_adds_nothing() -> None:
+    sums = Sums(idle_s=10)
+    sums.add("s", -(2**63), start=True, end=False, now_s=0)
+    with pytest.raises(SequenceError, match="leaves INT64"):
+        sums.add("s", -1, start=False, end=False, now_s=0)
+    assert sums.add("s", 1, start=False, end=False, now_s=0) == (1 - 2**63, 2)
+
+
+# --- ranker, embedder, mixed -------------------------------------------------------------------------------------
+
+
+def test_the_ranker_learns_the_hidden_taste_as_well_as_the_noise_lets_it(tmp_path: Path) -> None:
+    train(tmp_path)
+    model = Bilinear.load(tmp_path / "1" / "bilinear.npz")
+    fresh = draw_ratings(1_000, seed=99)
+    assert NOISE * 0.9 < fresh.rmse(model) < NOISE * 1.1
+    assert float(np.std(fresh.ratings)) > 3 * NOISE
+    model.save(tmp_path / "again.npz")
+    assert (tmp_path / "again.npz").read_bytes() == (tmp_path / "1" / "bilinear.npz").read_bytes()
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 1_000), items=st.integers(0, 6))
+def test_scores_are_the_bilinear_form_of_user_and_item(seed: int, items: int) -> None:
+    rng = np.random.default_rng(seed)
+    model = Bilinear(users=rng.normal(size=(16, 4)), items=rng.normal(size=(16, 4)))
+    user, offered = rng.normal(size=16).astype(np.float32), rng.normal(size=(items, 16)).astype(np.float32)
+    scores = model.scores(user, offered)
+    assert scores.dtype == np.float32
+    expected = [float(user @ model.users @ model.items.T @ item) for item in offered]
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
+    assert sorted(order(scores).tolist(), key=lambda position: -scores[position]) == order(scores).tolist()
+
+
+def test_of_items_with_equal_scores_the_earlier_comes_first() -> None:
+    assert order(np.asarray([1, 2, 1, 2], dtype=np.float32)).tolist() == [1, 3, 0, 2]
+
+
+def test_similar_texts_are_nearer_to_each_other_than_different_ones() -> None:
+    texts = ["a card was declined in the shop", "the card was declined in a shop", "embeddings of quiet mountains"]
+    rows = embed(texts, projection())
+    cosine = rows @ rows.T
+    assert cosine[0, 1] > 0.7
+    assert cosine[0, 1] > cosine[0, 2] + 0.3
+
+
+@settings(deadline=None)
+@given(texts=st.lists(st.text(max_size=40), max_size=4))
+def test_an_embedding_has_length_one_and_does_not_depend_on_its_batch(texts: list[str]) -> None:
+    signs = projection()
+    rows = embed(texts, signs)
+    assert rows.shape == (len(texts), 64)
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0, rtol=1e-5)
+    for row, text in zip(rows, texts, strict=True):
+        assert np.array_equal(row, embed([text], signs)[0])
+
+
+def test_case_and_white_space_make_no_difference_to_an_embedding() -> None:
+    plain, spaced = embed(["Readability counts", "  readability\n COUNTS "], projection())
+    assert np.array_equal(plain, spaced)
+
+
+def test_the_logarithm_is_seen_in_three_datatypes() -> None:
+    y, z, h = logarithm(np.asarray([[8.0, 0.0, -1.0, 7e4, np.inf]], dtype=np.float32))
+    assert [array.dtype.name for array in (y, z, h)] == ["float32", "int32", "float16"]
+    np.testing.assert_allclose(y[0, [0, 3]], [math.log(8.0), math.log(7e4)], rtol=1e-6)
+    assert np.isneginf(y[0, 1])
+    assert np.isnan(y[0, 2])
+    assert z.tolist() == [[4, 0, 1, 17, 0]]
+    assert h.tolist() == [[8.0, 0.0, -1.0, math.inf, math.inf]]
+
+
 # --- the fleet ---------------------------------------------------------------------------------------------------
 
 
@@ -219,8 +410,16 @@ def test_each_source_names_the_model_of_its_configuration_and_files_that_exist()
     assert tuple(source.name for source in SOURCES) == MODELS
     for source in SOURCES:
         folder = SOURCES_DIR / source.folder
-        assert f'name: "{source.name}"' in (folder / "config.pbtxt").read_text()
-        assert all(file.exists() for file in source.files())
+        assert f'name: "{source.name}"' in (folder / source.config).read_text()
+        assert all(file.exists() for file in (*source.files(), *(folder / name for name in source.labels)))
+
+
+def test_a_fleet_serves_the_core_models_unless_it_is_told_otherwise() -> None:
+    assert LocalFleet(1).specs[0].models == CORE_MODELS
+    assert chosen_models(["core"]) == CORE_MODELS
+    assert chosen_models(["all"]) == MODELS
+    assert chosen_models(["streamer", "core", "accel"]) == ("streamer", *CORE_MODELS)
+    assert chosen_models(parser().parse_args(["up"]).models) == MODELS
 
 
 def test_a_server_spec_survives_json() -> None:

@@ -22,12 +22,11 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from behaviour import (  # type: ignore[import-not-found]  # the stub puts the version's folder on sys.path
-    Command,
-    ExecutionLog,
-    Settings,
-    duration_ms,
-)
+
+# The stub puts the folder of the version on sys.path.
+from behaviour import Settings, duration_ms  # type: ignore[import-not-found]
+from command import Command  # type: ignore[import-not-found]
+from execution_log import ExecutionLog  # type: ignore[import-not-found]
 
 
 class TritonPythonModel:
