@@ -14,7 +14,7 @@ import hashlib
 import logging
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +27,30 @@ from gateway.assembly import VERSION, Assembly, Parts
 from gateway.core.faces import Authenticator
 from gateway.edge.explain import Explainer
 from gateway.edge.grpc_server import GrpcServer
+from gateway.edge.grpc_tls import GrpcPeers, GrpcPortTls
 from gateway.edge.headers import HeaderReader
 from gateway.edge.http_server import HttpServer
-from gateway.edge.key_watch import KeyWatch
+from gateway.edge.identity import IdentityDesk
+from gateway.edge.tls_door import HttpTls
+from gateway.edge.tls_files import PortTls, watch_port_tls
+from gateway.edge.tls_peers import HttpPeers
 from gateway.fleet.dns import SystemResolver
 from gateway.fleet.grpcio_client import GrpcioConnector, GrpcioOptions
+from gateway.fleet.tls import PoolTls
+from gateway.observe.readings import file_readings
+from gateway.observe.table import Reading
 from gateway.policy.keys import AnonymousAuthenticator
 from gateway.policy.problems import PolicyError
 from gateway.policy.schema import PolicySet, Pool
+from gateway.policy.tls_files import TlsMaterial
+from gateway.policy.tls_schema import UpstreamTls
 from gateway.records.file_store import FileStore, breathe
 from gateway.runtime.chance import Chance
 from gateway.runtime.clock import SystemClock
+from gateway.runtime.descriptors import raise_descriptor_limit
 from gateway.runtime.files import SystemFiles
 from gateway.runtime.listen import ListenError
+from gateway.runtime.watched import Watched
 from gateway.runtime.workers import ThreadWorkers
 
 _log = logging.getLogger("sluice")
@@ -50,6 +61,9 @@ ENVELOPE_BYTES = 64 * 1024
 """A message over a model's limit by no more than this reaches the gate, which refuses it in the gateway's own words."""
 CLOSE_LIMIT_S = 2.0
 RECORD_THREADS = 2
+CODING_THREADS = 2
+HANDSHAKE_MS = 10_000
+"""Of HTTP/2 itself, where there is no TLS."""
 
 
 class StartError(Exception):
@@ -62,12 +76,19 @@ class App:
     def __init__(self, policies: PolicySet, token: str) -> None:
         self.policies = policies
         self.hanging = False
-        """A worker thread will not end: the process must end without it."""
+        """A thread will not end: the process must end without it."""
+        self.unfinished = False
+        """And it had work to do that is lost."""
         self._token = token
         self.clock = SystemClock()
         self.chance = Chance.from_system()
         self._workers = ThreadWorkers(WORKER_THREADS, "sluice-worker")
         self._record_workers = ThreadWorkers(RECORD_THREADS, "sluice-records")
+        # Of their own: large bodies must not delay what is small.
+        self._coding_workers = ThreadWorkers(CODING_THREADS, "sluice-coding")
+        # One per name: a look-up that hangs holds up no other name, and nothing else.
+        names = {pool.replicas.dns.host for pool in policies.fleet.pools.values() if pool.replicas.dns is not None}
+        self._resolver_workers = ThreadWorkers(max(1, len(names)), "sluice-resolver")
         self._files = SystemFiles(self._workers)
         records = policies.fleet.records
         self._store = FileStore(
@@ -76,15 +97,25 @@ class App:
             files_max=records.files_max,
             wall_s=self.clock.wall_s,
         )
-        self._keys = self._key_watch()
-        authenticator: Authenticator = AnonymousAuthenticator() if self._keys is None else self._keys
+        self._watched: dict[str, Watched[Any]] = {}
+        """Files that are read again and again, by the name that they have in the metrics."""
+        self._identity: IdentityDesk | None = None
+        identity = policies.fleet.identity
+        if identity.mode != "none":
+            self._identity = IdentityDesk(
+                identity, self._named, files=self._files, workers=self._workers, clock=self.clock
+            )
+            self._watched.update(self._identity.watched)
+        authenticator: Authenticator = AnonymousAuthenticator() if self._identity is None else self._identity
+        self._pool_tls = {name: self._tls_of(name, pool.tls) for name, pool in policies.fleet.pools.items() if pool.tls}
+        self._watched.update({f"pool:{name}": tls.watched for name, tls in self._pool_tls.items()})
         self.assembly = Assembly(
             policies,
             Parts(
                 clock=self.clock,
                 chance=self.chance,
                 connector_of=self._connector_of,
-                resolver=SystemResolver(self._workers),
+                resolver=SystemResolver(self._resolver_workers),
                 files=self._files,
                 workers=self._workers,
                 record_workers=self._record_workers,
@@ -95,7 +126,10 @@ class App:
             ),
         )
         gateway, assembly = policies.fleet.gateway, self.assembly
-        reader = HeaderReader(gateway.forward_headers, self.chance.stream("edge.request_id"))
+        header = "" if self._identity is None else self._identity.header
+        reader = HeaderReader(gateway.forward_headers, self.chance.stream("edge.request_id"), header)
+        http_tls, grpc_tls = self._port_tls()
+        peers = None if self._identity is None else self._identity.peers
         explainer = Explainer(self.chance.stream("edge.explain").getrandbits(256))
         self.http = HttpServer(
             service=assembly.service,
@@ -110,6 +144,9 @@ class App:
             limits_of=assembly.stack.routes.body_limits,
             body_budget=assembly.body_budget,
             observer=assembly.metrics,
+            coding_workers=self._coding_workers,
+            tls=http_tls,
+            peers=None if peers is None else HttpPeers(**peers),
         )
         self.grpc = GrpcServer(
             service=assembly.service,
@@ -123,15 +160,23 @@ class App:
             receive_bytes_max=max(model.limits.body_bytes_max for model in policies.models.values()) + ENVELOPE_BYTES,
             chance=self.chance.stream("edge.grpc.retry_after"),
             clock=self.clock,
+            tls=grpc_tls,
+            handshake_timeout_ms=gateway.listen.tls.handshake_timeout_ms if gateway.listen.tls else HANDSHAKE_MS,
+            peers=None if peers is None else GrpcPeers(**peers),
         )
+        assembly.metrics.add_source("files", self._file_readings)
         self._admin: AdminServers | None = None
+        assembly.metrics.add_source("loop", lambda now_s: (("sluice_event_loop_tasks", (), len(asyncio.all_tasks())),))
 
     async def start(self) -> None:
         """Open everything. Raises `StartError`; what was opened by then is closed again."""
         try:
-            if self._keys is not None:
-                await self._keys.load()
-                self.assembly.supervisor.start("key-watch", self._keys.run)
+            for watched in self._watched.values():
+                await watched.load()
+            if self._identity is not None:
+                await self._identity.load()
+            for name, watched in self._watched.items():
+                self.assembly.supervisor.start(f"watch/{name}", watched.run)
             await self._record_workers.run(self._store.open)
             self.assembly.start()
             await self._listen()
@@ -183,12 +228,16 @@ class App:
         figures = await self.assembly.aclose()
         if self._admin is not None:
             await self._admin.aclose()
-        ended = await asyncio.gather(self._record_workers.aclose(CLOSE_LIMIT_S), self._workers.aclose(CLOSE_LIMIT_S))
+        pools = (self._resolver_workers, self._record_workers, self._workers, self._coding_workers)
+        looked_up, *ended = await asyncio.gather(*(pool.aclose(CLOSE_LIMIT_S) for pool in pools))
+        if not looked_up:
+            _log.warning("a look-up of a name hangs in the operating system; ending without its answer")
+            self.hanging = True
         if not all(ended):
             _log.error(
                 "a worker thread hangs in the operating system (a disk that does not answer?); ending without it"
             )
-            self.hanging = True
+            self.hanging = self.unfinished = True
         return figures
 
     def _fleet_state(self) -> FleetState:
@@ -198,7 +247,8 @@ class App:
             **self.assembly.statistics(now_s),
             "http": self.http.statistics(now_s),
             "grpc": self.grpc.statistics(now_s),
-            "keys": None if self._keys is None else self._keys.statistics(now_s),
+            "identity": None if self._identity is None else self._identity.statistics(now_s),
+            "files": {name: watched.statistics(now_s) for name, watched in self._watched.items()},
         }
         return FleetState(
             snapshot=self.assembly.directory.snapshot,
@@ -215,15 +265,56 @@ class App:
     def _path(self, relative: str) -> Path:
         return resolve(self.policies, relative)
 
-    def _key_watch(self) -> KeyWatch | None:
-        identity = self.policies.fleet.identity
-        if identity.mode == "none":
-            return None
-        return KeyWatch(str(self._path(identity.keys_file)), identity.refresh_s, self._files)
+    def _named(self, relative: str) -> str:
+        return str(self._path(relative))
+
+    def _tls_of(self, pool: str, policy: UpstreamTls) -> PoolTls:
+        return PoolTls(
+            pool,
+            policy,
+            self._named,
+            files=self._files,
+            workers=self._workers,
+            clock=self.clock,
+            changed=lambda: self.assembly.directory.renew(pool),
+        )
+
+    def _port_tls(self) -> tuple[HttpTls | None, GrpcPortTls | None]:
+        """TLS of the two client ports, from one set of files."""
+        policy = self.policies.fleet.gateway.listen.tls
+        if policy is None:
+            return None, None
+        watched = watch_port_tls(policy, self._named, files=self._files, workers=self._workers, clock=self.clock)
+        self._watched["listen_tls"] = watched
+        if policy.client_certificate == "optional":
+            _log.warning(
+                "gateway.listen.tls.client_certificate is `optional`: the gRPC port asks for no certificate, because "
+                "its library cannot ask without insisting"
+            )
+        http = HttpTls(
+            lambda: watched.value.http,
+            handshake_timeout_s=policy.handshake_timeout_ms / 1000,
+            wheel=self.assembly.wheel,
+            observer=self.assembly.metrics,
+        )
+        required = policy.client_certificate == "required"
+        return http, GrpcPortTls(lambda: watched.value.material, client_certificate_required=required)
+
+    def _file_readings(self, now_s: float) -> Iterable[Reading]:
+        rows = []
+        for name, watched in self._watched.items():
+            value = watched.value if watched.loads else None
+            material = value.material if isinstance(value, PortTls) else value
+            expires_s = material.not_after_s if isinstance(material, TlsMaterial) else 0.0
+            rows.append((name, watched.loads, bool(watched.failure), expires_s))
+        yield from file_readings(rows)
+        if self._identity is not None:
+            yield "sluice_token_verifications_total", (), self._identity.tally.verifications
 
     def _connector_of(self, pool: Pool) -> GrpcioConnector:
         options = GrpcioOptions(message_bytes_max=pool.message_bytes_max, page_bytes_max=pool.scrape.page_bytes_max)
-        return GrpcioConnector(options, self.clock)
+        name = next(name for name, each in self.policies.fleet.pools.items() if each is pool)
+        return GrpcioConnector(options, self.clock, self._pool_tls.get(name))
 
 
 def resolve(policies: PolicySet, relative: str) -> Path:
@@ -239,6 +330,13 @@ async def serve(policies: PolicySet) -> int:
         token = ensure_token(resolve(policies, policies.fleet.gateway.state_dir))
     except TokenError as error:
         raise StartError(str(error)) from error
+    descriptors, connections_max = raise_descriptor_limit(), policies.fleet.gateway.http.connections_max
+    if descriptors < connections_max:
+        _log.warning(
+            "this process may open %d files, fewer than gateway.http.connections_max (%d); connections beyond that "
+            "wait unaccepted: raise the limit (ulimit -n, LimitNOFILE=, --ulimit nofile=) or lower the key",
+            descriptors, connections_max,
+        )  # fmt: skip
     app = App(policies, token)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -277,8 +375,8 @@ async def serve(policies: PolicySet) -> int:
     figures = await app.aclose()
     _log.info("ended: %s", figures)
     whole = figures.get("balanced", True) and not figures.get("dropped", {}).get("unwritten")
-    code = 0 if clean and whole else 1
+    code = 0 if clean and whole and not app.unfinished else 1
     if app.hanging:
         logging.shutdown()
-        os._exit(1)
+        os._exit(code)
     return code

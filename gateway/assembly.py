@@ -22,7 +22,7 @@ from gateway.fleet.directory import Directory
 from gateway.fleet.transport import ReplicaTransport
 from gateway.observe.lag import watch_loop
 from gateway.observe.metrics import Metrics
-from gateway.observe.readings import admission_readings, fleet_readings, job_readings
+from gateway.observe.readings import admission_readings, fleet_readings, job_readings, sequence_readings
 from gateway.observe.table import Reading
 from gateway.policy.schema import ModelPolicy, PolicySet, Pool
 from gateway.records.log import RecordLog, Reservation
@@ -145,6 +145,12 @@ class Assembly:
         self.metrics.add_source(
             "admission", lambda now_s: admission_readings(self._admission_rows(now_s), self.metrics)
         )
+        self.metrics.add_source(
+            "sequences",
+            lambda now_s: sequence_readings(
+                ((name, layer.statistics(now_s)) for name, layer in self.stack.sequences.items()), self.metrics
+            ),
+        )
         self.metrics.add_source("records", self.record_log.readings)
         self.metrics.add_source("jobs", lambda now_s: job_readings(self.supervisor.statistics(now_s)["restarts"]))
         self.metrics.add_source("gateway", self._gateway_readings)
@@ -160,6 +166,7 @@ class Assembly:
         """Stop looking, close all connections, write the last records. Calls must have ended. Returns the record log's
         last figures, which balance: offered = written + dropped.
         """
+        await self.catalogue.aclose()
         await self.directory.stop()
         figures = await self.record_log.aclose()
         await self.supervisor.stop_all()
@@ -171,6 +178,7 @@ class Assembly:
         return {
             "connections": self.directory.statistics(now_s),
             "admission": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.admissions.items())},
+            "sequences": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.sequences.items())},
             "records": self.record_log.statistics(now_s),
             "body_memory": self.body_budget.statistics(now_s),
             "background": self.supervisor.statistics(now_s),

@@ -15,10 +15,11 @@ from gateway.core.service import Service
 from gateway.decide.pick import LeastInFlight
 from gateway.decide.split import Split
 from gateway.layers.admit import AdmitLayer
-from gateway.layers.deadline import DeadlineLayer
+from gateway.layers.deadline import DeadlineLayer, StreamLimits
 from gateway.layers.gate import GateLayer
 from gateway.layers.record import CallSink, RecordLayer
 from gateway.layers.route import CurrentRoutes, ModelRoute, RouteLayer, RouteTable
+from gateway.layers.sequence import SequenceLayer
 from gateway.layers.track import TrackLayer
 from gateway.policy.schema import ModelPolicy, PolicySet
 from gateway.runtime.clock import Clock
@@ -49,6 +50,13 @@ POSITIONS: tuple[Position, ...] = (
         "Outside of all that takes time, the upload included: one absolute budget that nothing below can restart.",
     ),
     Position("route", True, "Version and pool are needed by every layer below, and all must see the same choice."),
+    Position(
+        "sequence",
+        True,
+        "Directly below route, which hands it the calls of sequences; from here they go straight to admission, past "
+        "all that may send twice, answer for another, or from a store. A step waits here until the one before it is "
+        "over: the one wait outside of admission, because a step in admission's queue could overtake its predecessor.",
+    ),
     Position("ladder", False, "Outside of what can fail, so that each rung has a whole stack of its own below it."),
     Position("cache", False, "Before anything that costs: a hit needs neither features nor a slot."),
     Position(
@@ -91,6 +99,7 @@ class Stack:
     service: Service
     routes: CurrentRoutes
     admissions: Mapping[str, AdmitLayer]
+    sequences: Mapping[str, SequenceLayer]
 
 
 def build_model_stack(
@@ -109,7 +118,26 @@ def build_model_stack(
     )
 
 
-def model_route(policy: ModelPolicy, service: Service, reserve_record: Callable[[], object]) -> ModelRoute:
+def build_sequences(
+    policy: ModelPolicy, admission: AdmitLayer, *, fleet: SnapshotSource, clock: Clock
+) -> SequenceLayer:
+    """What stands beside the stack of a model, for calls that belong to sequences."""
+    sequences = policy.sequences
+    return SequenceLayer(
+        admission,
+        model=policy.model,
+        pool=policy.pool,
+        fleet=fleet,
+        live_max=sequences.live_max,
+        waiting_max=sequences.waiting_max,
+        idle_s=None if sequences.idle_ms is None else sequences.idle_ms / 1000,
+        clock=clock,
+    )
+
+
+def model_route(
+    policy: ModelPolicy, service: Service, sequences: SequenceLayer, reserve_record: Callable[[], object]
+) -> ModelRoute:
     """A model's row of the routing table."""
     return ModelRoute(
         model=policy.model,
@@ -118,8 +146,14 @@ def model_route(policy: ModelPolicy, service: Service, reserve_record: Callable[
         default_deadline_s=policy.default_deadline_s,
         max_deadline_s=policy.deadline.max_ms / 1000,
         limits=BodyLimits(policy.limits.body_bytes_max, policy.limits.json_bytes_max),
+        stream=StreamLimits(
+            first_response_s=policy.deadline.first_response_s or policy.default_deadline_s,
+            idle_s=policy.deadline.idle_s,
+            total_s=policy.deadline.total_s or float("inf"),
+        ),
         allowed=None if policy.versions is None else frozenset(policy.versions),
         split=None if policy.split is None else Split(policy.split),
+        sequences=sequences,
         reserve_record=reserve_record if policy.records.mandatory else None,
     )
 
@@ -142,11 +176,18 @@ def build_stack(
         name: build_model_stack(policy, transport=transport, fleet=fleet, clock=clock, chance=pick_chance)
         for name, policy in policies.models.items()
     }
-    rows = {name: model_route(policy, admissions[name], reserve_record) for name, policy in policies.models.items()}
+    sequences = {
+        name: build_sequences(policy, admissions[name], fleet=fleet, clock=clock)
+        for name, policy in policies.models.items()
+    }
+    rows = {
+        name: model_route(policy, admissions[name], sequences[name], reserve_record)
+        for name, policy in policies.models.items()
+    }
     table = RouteTable(policies.revision, rows)
     routes = CurrentRoutes(table)
     route = RouteLayer(routes, fleet, clock, split_chance)
     deadline = DeadlineLayer(route, clock, wheel, routes)
     gate = GateLayer(deadline, authenticator, routes)
     record = RecordLayer(gate, clock, sinks)
-    return Stack(service=record, routes=routes, admissions=admissions)
+    return Stack(service=record, routes=routes, admissions=admissions, sequences=sequences)

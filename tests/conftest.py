@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 from deploy.local import LocalFleet, free_ports
-from tests.support.gateway_process import GatewayProcess, write_policies
+from tests.support.gateway_process import MODEL_POLICIES, GatewayProcess, write_policies
 
 # A change must not fail for what another run's dice found: CI draws the same examples each time, people draw new ones.
 settings.register_profile("ci", derandomize=True)
@@ -36,6 +36,57 @@ def bounded_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFle
 @pytest.fixture
 def breakable_fleet(fleet: LocalFleet) -> Iterator[LocalFleet]:
     """The shared fleet, for a test that stops, kills or freezes servers: whatever it broke is mended afterwards."""
+    yield from mended(fleet)
+
+
+STATEFUL = ("accumulator", "accumulator-text")
+
+
+@pytest.fixture(scope="session")
+def stateful_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
+    """Three real servers with the two stateful models; whoever kills one starts it again."""
+    logs = tmp_path_factory.mktemp("stateful-triton-logs")
+    with LocalFleet(3, STATEFUL, ports=free_ports(3), log_dir=logs) as servers:
+        yield servers
+
+
+STREAMING = ("streamer", "accumulator", "accel", "identity")
+STREAMING_POLICIES = {
+    "streamer": {"objective": {"p99_ms": 1000}, "admission": {"slots_per_replica": 32}},
+    "accumulator": {"objective": {"p99_ms": 1000}},
+    "accel": {"objective": {"p99_ms": 1000}},
+    "identity": {"objective": {"p99_ms": 200}},
+}
+
+
+@pytest.fixture(scope="session")
+def streaming_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
+    """Two real servers with models that stream, keep state, take their time, and give back."""
+    logs = tmp_path_factory.mktemp("streaming-triton-logs")
+    with LocalFleet(2, STREAMING, ports=free_ports(2), log_dir=logs) as servers:
+        yield servers
+
+
+@pytest.fixture
+def breakable_streaming_fleet(streaming_fleet: LocalFleet) -> Iterator[LocalFleet]:
+    """The shared one, for a test that kills or freezes servers."""
+    yield from mended(streaming_fleet)
+
+
+@pytest.fixture(scope="session")
+def streaming_gateway(
+    streaming_fleet: LocalFleet, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    """A gateway in front of `streaming_fleet`, for tests that leave it as it is."""
+    directory = tmp_path_factory.mktemp("streaming-gateway")
+    listen = write_policies(directory, replicas_of(streaming_fleet), models=STREAMING_POLICIES)
+    with GatewayProcess(directory, listen) as process:
+        yield process.wait_ready().wait_models(*STREAMING_POLICIES)
+        assert process.stop() == 0, process.log_text()
+
+
+def mended(fleet: LocalFleet) -> Iterator[LocalFleet]:
+    """The fleet, and afterwards everything that was broken in it repaired."""
     yield fleet
     for server in fleet:
         if server.state() == "frozen":
@@ -64,5 +115,5 @@ def gateway(fleet: LocalFleet, tmp_path_factory: pytest.TempPathFactory) -> Iter
     directory = tmp_path_factory.mktemp("gateway")
     listen = write_policies(directory, replicas_of(fleet))
     with GatewayProcess(directory, listen) as process:
-        yield process.wait_ready()
+        yield process.wait_ready().wait_models(*MODEL_POLICIES)
         assert process.stop() == 0, process.log_text()

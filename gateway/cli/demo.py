@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gateway.cli.output import fail, write_json
 from gateway.policy.schema import PolicySet
@@ -42,7 +42,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replicas", type=int, default=2, help="Triton servers, as many as policies/fleet.yaml names (2)"
     )
-    parser.add_argument("--rate", type=float, default=40.0, help="calls per second (default: %(default)s)")
+    parser.add_argument(
+        "--rate", type=float, default=40.0, help="calls and sequences begun per second (default: %(default)s)"
+    )
     parser.add_argument("--json", metavar="OUT", help="write the summary as JSON")
 
 
@@ -87,14 +89,14 @@ class DemoError(Exception):
     """The demo cannot go on; the message says why and what to do."""
 
 
-def _run(arguments: argparse.Namespace, policies: PolicySet) -> dict[str, object]:
+def _run(arguments: argparse.Namespace, policies: PolicySet) -> dict[str, Any]:
     from deploy.local.fleet import LocalFleet
-    from deploy.local.layout import STATE_FILE
+    from deploy.local.layout import MODELS, STATE_FILE
     from gateway.cli.demo_traffic import Traffic
 
     _require_free_ports(policies)
     traffic = Traffic(policies, arguments.rate)
-    with LocalFleet(arguments.replicas, state_file=STATE_FILE) as fleet:
+    with LocalFleet(arguments.replicas, MODELS, state_file=STATE_FILE) as fleet:
         with _gateway(policies) as gateway:
             _print_addresses(policies)
             try:
@@ -108,15 +110,18 @@ def _run(arguments: argparse.Namespace, policies: PolicySet) -> dict[str, object
         prefixes = tuple(server.run.shm_prefix for server in fleet if server.run is not None)
     records = _count_records(policies, traffic)
     left = _left_in_shared_memory(prefixes)
+    (streams, responses), (sequences, steps) = traffic.streamed(), traffic.sequences()
     return {
         "ok": traffic.errors == 0 and traffic.calls > 0 and records == traffic.calls and code == 0 and not left,
         "calls": traffic.calls,
         "errors": traffic.errors,
+        "streams": {"count": streams, "responses": responses},
+        "sequences": {"count": sequences, "steps": steps},
         "records": records,
         "gateway_exit_code": code,
         "servers": servers,
         "shared_memory_left": left,
-        "streams": traffic.summary(),
+        "traffic": traffic.summary(),
     }
 
 
@@ -222,16 +227,26 @@ def _print_addresses(policies: PolicySet) -> None:
   admin    http://{here["admin"]}/v1/fleet   (token in .run/state/admin-token)
 
   try      .venv/bin/sluice infer fraud
+           .venv/bin/sluice infer streamer --input 'text_input="Errors should"' --input delay_ms=200
+           .venv/bin/sluice infer accumulator --sequence 7 --start --input value=5
            .venv/bin/sluice log tail -f
            .venv/bin/python -m deploy.local freeze triton-1     (or kill; then thaw, or start)
+
+  or       curl http://{here["http"]}/v2/models/fraud/infer -d @policies/warmup/fraud.json
+           curl -N http://{here["http"]}/v2/models/streamer/generate_stream \\
+             -d '{{"text_input": "Beautiful is", "max_tokens": 12, "delay_ms": 200}}'
+           curl -s http://{here["metrics"]}/metrics | grep sluice_calls_total
+
   stop     Ctrl-C
 """)
 
 
 def _count_records(policies: PolicySet, traffic: Traffic) -> int:
-    """How many of the traffic's calls have a record. Calls from elsewhere (`sluice infer`) are not counted."""
+    """How many of the traffic's calls have a record. Calls from elsewhere (`sluice infer`) are not counted. The
+    messages of one gRPC stream share its request id.
+    """
     directory = Path(os.path.normpath(Path(policies.base_dir) / policies.fleet.records.dir))
-    found: set[str] = set()
+    found: set[tuple[str, int]] = set()
     twice = 0
     for file in directory.glob("*.jsonl"):
         if file.stat().st_mtime < traffic.started_wall_s - 1:
@@ -239,9 +254,10 @@ def _count_records(policies: PolicySet, traffic: Traffic) -> int:
         with file.open("rb") as lines:
             for line in lines:
                 if traffic.prefix.encode() in line:
-                    request_id = json.loads(line).get("request_id", "")
-                    twice += request_id in found
-                    found.add(request_id)
+                    record = json.loads(line)
+                    call = record.get("request_id", ""), record.get("stream_message", 0)
+                    twice += call in found
+                    found.add(call)
     return len(found) - twice
 
 
@@ -249,20 +265,23 @@ def _left_in_shared_memory(prefixes: tuple[str, ...]) -> list[str]:
     return sorted(path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(prefixes))
 
 
-def _print_summary(summary: dict[str, object]) -> None:
-    streams = summary["streams"]
-    assert isinstance(streams, list)
-    print(f"\n  {'model':<12}{'protocol':<10}{'calls':>8}{'errors':>8}{'p50 ms':>9}{'p99 ms':>9}  versions")
-    for row in streams:
+def _print_summary(summary: dict[str, Any]) -> None:
+    print(
+        f"\n  {'model':<18}{'over':<18}{'calls':>7}{'responses':>11}{'errors':>8}{'p50 ms':>9}{'p99 ms':>9}  versions"
+    )
+    for row in summary["traffic"]:
         print(
-            f"  {row['model']:<12}{row['protocol']:<10}{row['calls']:>8}{row['errors']:>8}{row['p50_ms']:>9.2f}"
-            f"{row['p99_ms']:>9.2f}  {', '.join(row['versions'])}"
+            f"  {row['model']:<18}{row['over']:<18}{row['calls']:>7}{row['responses']:>11}{row['errors']:>8}"
+            f"{row['p50_ms']:>9.2f}{row['p99_ms']:>9.2f}  {', '.join(row['versions'])}"
         )
         for text in row["error_texts"]:
             print(f"      error: {text}")
+    streams, sequences = summary["streams"], summary["sequences"]
     print(
-        f"\n  {summary['calls']} calls, {summary['errors']} errors, {summary['records']} prediction records; "
-        f"the gateway exited with {summary['gateway_exit_code']}; "
+        f"  (times of streams are those to their first response)\n\n"
+        f"  {summary['calls']} calls, {summary['errors']} errors; among the calls {streams['count']} whole streams of "
+        f"{streams['responses']} responses, and {sequences['steps']} steps of {sequences['count']} whole sequences\n"
+        f"  {summary['records']} prediction records; the gateway exited with {summary['gateway_exit_code']}; "
         f"shared-memory files left: {summary['shared_memory_left'] or 'none'}"
     )
     print("  all was well" if summary["ok"] else "  NOT all was well")

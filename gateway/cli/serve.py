@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 
 import msgspec
@@ -35,6 +36,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    # The gRPC library writes a line of its own for each failed handshake; strangers could fill the log with them. What
+    # it cannot do it still says.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from gateway.app import StartError, serve
     from gateway.observe.events import configure_logging
     from gateway.policy.load import load_policies

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gateway.core.credentials import NO_CREDENTIALS, Credentials
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 
@@ -107,7 +108,7 @@ class Trail:
         """As the answering replica returned it."""
         self.artifact_hash = ""
         self.routed_by = ""
-        """Why this version: `asked`, `split` or `newest`."""
+        """Why this version: `asked`, `split`, `newest` or `sequence`."""
         self.rung = ""
         self.replicas_ready = 0
         self.queued_ahead = 0
@@ -133,18 +134,21 @@ class Call:
 
     __slots__ = (
         "abandoned",
-        "api_key",
         "arrived_s",
         "arrived_wall_s",
         "body_bytes",
         "body_id",
+        "credentials",
         "cut",
         "deadline_s",
+        "decoupled",
         "explain",
+        "first_response_by_s",
         "identity",
         "message",
         "metadata",
         "model",
+        "on_sent",
         "permit",
         "pinned",
         "protocol",
@@ -171,7 +175,7 @@ class Call:
         message: bytes | None = None,
         receive: Receive | None = None,
         body_bytes: int | None = None,
-        api_key: str | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
         metadata: Metadata = (),
         timeout_s: float | None = None,
         explain: bool = False,
@@ -192,7 +196,7 @@ class Call:
         """The declared size of the body, None if the caller did not say."""
         self.body_id = ""
         """The protocol's own request id out of the body (not `x-request-id`: neither fills the other)."""
-        self.api_key = api_key
+        self.credentials = credentials
         self.metadata = metadata
         self.timeout_s = timeout_s
         """What the caller asked for, None for the policy's default."""
@@ -202,10 +206,14 @@ class Call:
         self.identity = ANONYMOUS
         self.deadline_s = float("inf")
         """Absolute, monotonic; set by the deadline layer."""
+        self.first_response_by_s = float("inf")
+        """Of a streaming call: absolute, monotonic; set by the deadline layer, and never behind `deadline_s`."""
         self.abandoned = False
         """The edge sets this before it cancels the call's task because the caller left."""
         self.cut: GatewayError | None = None
-        """The edge sets this before it cancels the call's task because the gateway stops: what the caller is told."""
+        """The edge sets this before it cancels the call's task because the gateway stops, or because the deadline of
+        its whole stream passed: what the caller is told.
+        """
         self.session = session
         """The stream that this call is part of; None for a unary call. With a session the reply is a `StreamReply`."""
         self.stream_position = 0
@@ -214,9 +222,15 @@ class Call:
         """The caller wants the end of a decoupled model's responses told by an empty last one
         (`triton_enable_empty_final_response`).
         """
+        self.decoupled = False
+        """The routed version gives any number of responses per request; set by the route layer."""
         self.sequence: SequenceStep | None = None
         self.pinned = ""
         """The one replica that may have this call, "" for any: a sequence lives on one replica."""
+        self.on_sent: Callable[[], None] | None = None
+        """Called by the transport each time it has handed the request to a replica's connection: what is handed over
+        later arrives later.
+        """
         self.permit = ""
         """The replica on which admission granted a slot; set while the call holds it."""
         self.reservation: object | None = None

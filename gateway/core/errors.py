@@ -22,8 +22,12 @@ class Reason(enum.Enum):
         Code.INVALID_ARGUMENT,
         "The request is malformed; the text names the field.",
     )
-    UNAUTHENTICATED = ("unauthenticated", Code.UNAUTHENTICATED, "No key, or one that is not in the key file.")
-    FORBIDDEN = ("forbidden", Code.PERMISSION_DENIED, "The key is known but may not call this model.")
+    UNAUTHENTICATED = (
+        "unauthenticated",
+        Code.UNAUTHENTICATED,
+        "No credentials, or some that are not good; the text says which are wanted or what is wrong.",
+    )
+    FORBIDDEN = ("forbidden", Code.PERMISSION_DENIED, "The caller is known but may not call this model.")
     UNKNOWN_ROUTE = ("unknown_route", Code.UNIMPLEMENTED, "No such path or method in the protocol.")
     UNKNOWN_MODEL = ("unknown_model", Code.NOT_FOUND, "No policy names this model.")
     UNKNOWN_VERSION = ("unknown_version", Code.NOT_FOUND, "The model is known, this version of it is not.")
@@ -44,6 +48,11 @@ class Reason(enum.Enum):
         "no_replica",
         Code.UNAVAILABLE,
         "The model is known, but no replica is ready to run it now.",
+    )
+    SEQUENCE_LOST = (
+        "sequence_lost",
+        Code.UNAVAILABLE,
+        "The replica that held the sequence is gone, and its state with it: start the sequence again.",
     )
     DEADLINE = (
         "deadline",
@@ -83,6 +92,11 @@ class Reason(enum.Enum):
         Code.UNAVAILABLE,
         "The connection to the replica broke before an answer came.",
     )
+    ANSWER_TOO_LARGE = (
+        "answer_too_large",
+        Code.RESOURCE_EXHAUSTED,
+        "The model's answer is over `message_bytes_max` of its pool; asking again gives the same.",
+    )
     UPSTREAM_WRONG_ANSWER = (
         "upstream_wrong_answer",
         Code.INTERNAL,
@@ -116,6 +130,8 @@ class GatewayError(Exception):
         self.message = message
         self.code = reason.code if code is None else code
         self.retry_after_s = retry_after_s
+        self.response = b""
+        """What the model server sent beside the text on a stream: a serialized `inference.ModelInferResponse`."""
 
     def __repr__(self) -> str:
         return f"GatewayError({self.reason.label}, {self.code.name}, {self.message!r})"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from gateway.core.call import Identity, Metadata
+from gateway.core.credentials import Credentials
 from gateway.core.snapshot import FleetSnapshot
 
 
@@ -30,7 +31,7 @@ class Endpoints:
 
 
 class ReplicaStream(Protocol):
-    """One ModelStreamInfer to one replica. One reader at a time; cancelling a `read` leaves the stream as it is."""
+    """One ModelStreamInfer to one replica. One reader at a time; cancelling a `read` gives the stream up."""
 
     def write(self, message: bytes) -> None:
         """Send one serialized `ModelInferRequest` after those before it. Never waits: what has not left yet is bounded
@@ -44,8 +45,8 @@ class ReplicaStream(Protocol):
         """
         ...
 
-    async def aclose(self) -> None:
-        """Cancel it on the replica, if it has not ended, and free everything."""
+    def cancel(self) -> None:
+        """Give it up: cancel it on the replica, if it has not ended, and free everything. May be called again."""
         ...
 
 
@@ -65,6 +66,10 @@ class ReplicaClient(Protocol):
         ...
 
     async def repository_index(self, timeout_s: float) -> tuple[IndexEntry, ...]: ...
+
+    async def model_statistics(self, model: str, version: str, timeout_s: float) -> bytes:
+        """The serialized `ModelStatisticsResponse`: of all versions that are ready there, or of what is named."""
+        ...
 
     async def model_ready(self, model: str, version: str, timeout_s: float) -> bool: ...
 
@@ -99,6 +104,16 @@ class ModelConfigBytes:
     """The body of Triton's HTTP `/config`."""
 
 
+@dataclass(frozen=True, slots=True)
+class StatisticsBytes:
+    """Model statistics in both spellings: made once for all callers who ask at the same time."""
+
+    proto: bytes
+    """Serialized `ModelStatisticsResponse`."""
+    json: bytes
+    """The body of Triton's HTTP `/stats`."""
+
+
 class Connector(Protocol):
     """Makes clients. Does no I/O itself: the first call connects."""
 
@@ -118,10 +133,10 @@ class Files(Protocol):
 
 
 class Authenticator(Protocol):
-    """Who a key belongs to. Pure lookup: no I/O, never blocks."""
+    """Who shows these credentials. No I/O, never waits."""
 
-    def identify(self, api_key: str | None) -> Identity:
-        """Raises `GatewayError` (UNAUTHENTICATED) if there must be a key and this is none."""
+    def identify(self, credentials: Credentials) -> Identity:
+        """Raises `GatewayError` (UNAUTHENTICATED) if something must be shown and nothing good is, or something bad."""
         ...
 
 
@@ -175,9 +190,10 @@ class SilentFleetObserver:
 
 
 class Catalogue(Protocol):
-    """What the edge answers itself: health, metadata, configuration, as if the fleet were one server.
+    """What the edge answers itself: health, metadata, configuration, statistics, as if the fleet were one server.
 
-    Methods raise `GatewayError` (UNKNOWN_MODEL, UNKNOWN_VERSION, NO_REPLICA).
+    Methods raise `GatewayError` (UNKNOWN_MODEL, UNKNOWN_VERSION, NO_REPLICA). Those that are awaited ask the replicas,
+    after they were called, and can be cancelled at any time; all others answer from what is known.
     """
 
     def server_live(self) -> bool: ...
@@ -197,3 +213,13 @@ class Catalogue(Protocol):
     def model_metadata(self, model: str, version: str) -> bytes: ...
 
     def model_config(self, model: str, version: str) -> ModelConfigBytes: ...
+
+    async def model_statistics(self, model: str, version: str, identity: Identity) -> StatisticsBytes:
+        """Of one model that the caller may call, or with "" of all that it may call. The `code` of UNKNOWN_MODEL and
+        UNKNOWN_VERSION is INVALID_ARGUMENT here, as on Triton.
+        """
+        ...
+
+    async def repository_index(self, ready: bool, identity: Identity) -> bytes:
+        """A serialized `RepositoryIndexResponse` of what the caller may call; `ready`: only what is READY."""
+        ...

@@ -91,9 +91,26 @@ requests.
 _TRANSPORT = Row(None, "", Outcome.TRANSPORT, Reason.UPSTREAM_LOST, Code.UNAVAILABLE)
 _EXPIRED = Row(None, "", Outcome.EXPIRED, Reason.DEADLINE)
 _TOO_LARGE = Row(None, "", Outcome.CALLER_FAULT, Reason.TOO_LARGE)
+_ANSWER_TOO_LARGE = Row(None, "", Outcome.GATEWAY_FAULT, Reason.ANSWER_TOO_LARGE)
 """The gateway's own gRPC library refused a message for its size, on the way out or back: the replica is well, and any
 other would be asked for the same bytes.
 """
+
+_TEXT_ROWS = tuple(row for row in ROWS if row.code is not None and row.text)
+
+
+def in_stream_fault(text: str, *, reached_model: bool) -> UpstreamFault:
+    """The fault that an error message inside a stream stands for. It has no code: that is recovered from the texts of
+    `ROWS`. Of others, what a model reported counts as INTERNAL, and what was refused before it got there as the
+    request's own fault.
+    """
+    for row in _TEXT_ROWS:
+        if reached_model and row.outcome is not Outcome.OVERLOAD:
+            continue  # the model's own words, which callers may choose, say nothing about the replica
+        if row.text in text and row.code is not None:
+            return UpstreamFault(row.code, text, from_peer=True)
+    return UpstreamFault(Code.INTERNAL if reached_model else Code.INVALID_ARGUMENT, text, from_peer=True)
+
 
 _TOKEN = r"[^\s'\"<>|()\[\]{},;]"
 _ADDRESS = re.compile(
@@ -119,13 +136,14 @@ _PATH = re.compile(
 )
 """Both in time linear in the text: callers can have models write what they like into it."""
 _TEXT_MAX = 1024
+_VERSUS = re.compile(r"\((\d{1,12}) vs\. (\d{1,12})\)")
 
 
 def classify(fault: UpstreamFault) -> Row:
     """The row for `fault`. Never raises."""
     if not fault.from_peer:
         if fault.code is Code.RESOURCE_EXHAUSTED:
-            return _TOO_LARGE
+            return _ANSWER_TOO_LARGE if fault.sent else _TOO_LARGE
         return _EXPIRED if fault.code is Code.DEADLINE_EXCEEDED else _TRANSPORT
     for row in ROWS:
         if (row.code is None or row.code is fault.code) and row.text in fault.text:
@@ -143,11 +161,18 @@ def public_text(text: str) -> str:
     return line[:_TEXT_MAX]
 
 
+def _sizes(text: str, what: str) -> str:
+    """What is too large, and for which limit. gRPC's library says the numbers: `... larger than max (12 vs. 10)`."""
+    found = _VERSUS.search(text)
+    size, limit = (f" of {found[1]} bytes", f" ({found[2]} bytes)") if found else ("", "")
+    return f"the {what}{size} is larger than `message_bytes_max` of the model's pool allows{limit}"
+
+
 def to_error(fault: UpstreamFault, row: Row) -> GatewayError:
     """What the caller gets for an attempt that ended in `row`."""
     code = fault.code if row.as_code is None else row.as_code
-    if row is _TOO_LARGE:
-        return GatewayError(row.reason, "the request or its answer is larger than a message to a model server may be")
+    if row is _TOO_LARGE or row is _ANSWER_TOO_LARGE:
+        return GatewayError(row.reason, _sizes(fault.text, "answer" if row is _ANSWER_TOO_LARGE else "request"))
     if row.outcome is Outcome.TRANSPORT:
         return GatewayError(row.reason, "the connection to the model server broke before it answered", code)
     if row.outcome is Outcome.REFUSED:

@@ -33,15 +33,20 @@ PEERS_OWN = HOP_BY_HOP | {"host", "expect", "accept-encoding", "user-agent"}
 message or the protocol. A copy of somebody else's would break the request; gRPC's library writes its own."""
 PEERS_OWN_PREFIXES = ("content-", "grpc-", ":")
 
+TRUE_STATUS = "triton_grpc_error"
+"""By this callers of ModelStreamInfer ask that a model's error end the stream with its status."""
+
 TRACE_CONTEXT = frozenset({TRACEPARENT, TRACESTATE})
 
 NEVER_FORWARDED = (
     PEERS_OWN
-    | {"authorization", API_KEY, "cookie", TIMEOUT_MS, "inference-header-content-length"}
+    | {"authorization", API_KEY, "cookie", TIMEOUT_MS, "inference-header-content-length", TRUE_STATUS}
     | TRACE_CONTEXT
 )  # fmt: skip
 """Besides names that begin with one of `NEVER_PREFIXES`. `cookie` is a credential. Trace context goes on whatever the
-policy forwards, once it is valid, and therefore not by this way."""
+policy forwards, once it is valid, and therefore not by this way. `triton_grpc_error` must never reach Triton 2.51: on
+such a stream a model that reports an error, and then its end apart from it, crashes the whole server; the edge does for
+the caller what it asks for."""
 NEVER_PREFIXES = ("content-", "x-sluice-", "proxy-", "grpc-", ":")
 
 

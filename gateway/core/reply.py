@@ -19,8 +19,9 @@ class Reply:
     `StreamReply`.
 
     Ends by `aclose(outcome)`, exactly once; a second close is an error of the caller's and raises. Closers hung on
-    with `on_close` run last in, first out; each runs even if another failed, and the first failure is raised at the
-    end.
+    with `on_close` run in the order in which they were hung, which is from the inside out: what a layer took last is
+    given back first, and the record, outermost, sees how everything ended. Each runs even if another failed, and the
+    first failure is raised at the end.
     """
 
     __slots__ = ("_closed", "_closers", "message")
@@ -53,7 +54,7 @@ class Reply:
         # Let go of the closers: one that refers to its reply would keep the message until the collector comes by.
         closers, self._closers = self._closers, None
         failure: BaseException | None = None
-        for closer in reversed(closers or ()):
+        for closer in closers or ():
             try:
                 closer(outcome)
             except BaseException as error:
@@ -87,19 +88,20 @@ class StreamReply(Reply):
     began well tells how it ended. `count` is the number of responses that `next()` gave out, errors included.
     """
 
-    __slots__ = ("_first", "_next", "_pending", "count", "failure", "ordered")
+    __slots__ = ("_first", "_next", "_pending", "count", "failure", "finished", "ordered")
 
     streaming = True
 
-    def __init__(self, first: Response | None, following: Next, *, ordered: bool) -> None:
+    def __init__(self, first: Response | None, following: Next, *, ordered: bool, finished: bool = False) -> None:
         """`ordered`: the model gives one response per request, and on a shared stream callers expect these in the order
-        of their requests.
+        of their requests. `finished`: the replica is done with the request; nothing is out any more.
         """
         super().__init__(b"" if first is None else first.message)
         self._first = first
         self._pending = True
         self._next = following
         self.ordered = ordered
+        self.finished = finished
         self.count = 0
         self.failure: GatewayError | None = None
 

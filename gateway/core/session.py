@@ -28,15 +28,14 @@ class Session:
     """One client stream, or the single call of a `generate`.
 
     `metadata` is what goes on to the replica for the stream as a whole. `deadline_s` is the caller's limit for all of
-    it, monotonic seconds. `single`: exactly one call will ever use this session, so ending the call may end everything.
+    it, monotonic seconds.
     """
 
-    __slots__ = ("_closed", "_parts", "deadline_s", "metadata", "single")
+    __slots__ = ("_closed", "_parts", "deadline_s", "metadata")
 
-    def __init__(self, metadata: Metadata = (), *, deadline_s: float = float("inf"), single: bool = False) -> None:
+    def __init__(self, metadata: Metadata = (), *, deadline_s: float = float("inf")) -> None:
         self.metadata = metadata
         self.deadline_s = deadline_s
-        self.single = single
         self._parts: dict[object, Part] = {}
         self._closed = False
 

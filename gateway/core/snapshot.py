@@ -69,6 +69,10 @@ class ModelView:
     """Mean execution time a request saw since the scrape before, microseconds."""
     batch_fill: float | None = None
     """Mean batch size since the scrape before, batch elements per execution."""
+    decoupled: bool = False
+    """It gives any number of responses per request."""
+    sequence_idle_s: float | None = None
+    """Its calls may belong to sequences; a silent one is kept this long. None: they do not, or nobody knows yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ class FleetSnapshot:
     built.
     """
 
-    __slots__ = ("_candidates", "_known", "_versions", "number", "replicas")
+    __slots__ = ("_candidates", "_decoupled", "_known", "_sequence_idle", "_versions", "number", "replicas")
 
     def __init__(self, number: int, replicas: tuple[ReplicaView, ...]) -> None:
         self.number = number
@@ -120,12 +124,21 @@ class FleetSnapshot:
         candidates: dict[tuple[str, str, str], list[Candidate]] = {}
         versions: dict[tuple[str, str], set[str]] = {}
         known: dict[tuple[str, str], set[str]] = {}
+        decoupled: set[tuple[str, str, str]] = set()
+        sequence_idle: dict[tuple[str, str, str], float] = {}
         for replica in replicas:
             for (name, version), model in replica.models.items():
+                if model.decoupled:
+                    decoupled.add((replica.pool, name, version))
+                if model.sequence_idle_s is not None:
+                    key = (replica.pool, name, version)
+                    sequence_idle[key] = max(model.sequence_idle_s, sequence_idle.get(key, 0.0))
                 known.setdefault((replica.pool, name), set()).add(version)
                 if replica.state is ReplicaState.LIVE and model.state is ModelState.WARMED:
                     candidates.setdefault((replica.pool, name, version), []).append(Candidate(replica.id, model.slots))
                     versions.setdefault((replica.pool, name), set()).add(version)
+        self._decoupled = frozenset(decoupled)
+        self._sequence_idle = sequence_idle
         self._candidates = {key: tuple(value) for key, value in candidates.items()}
         self._versions = {key: tuple(sorted(value, key=_version_key)) for key, value in versions.items()}
         self._known = {key: tuple(sorted(value, key=_version_key)) for key, value in known.items()}
@@ -141,6 +154,14 @@ class FleetSnapshot:
     def known_versions(self, pool: str, model: str) -> tuple[str, ...]:
         """Versions that some replica has in its index, in whatever state, numerically ascending."""
         return self._known.get((pool, model), ())
+
+    def decoupled(self, pool: str, model: str, version: str) -> bool:
+        """Whether this version gives any number of responses per request, as far as any replica has said."""
+        return (pool, model, version) in self._decoupled
+
+    def sequence_idle_s(self, pool: str, model: str, version: str) -> float | None:
+        """How long replicas keep a silent sequence of this version, as far as any has said; None: it has none."""
+        return self._sequence_idle.get((pool, model, version))
 
     @property
     def keys(self) -> tuple[tuple[str, str, str], ...]:

@@ -24,14 +24,16 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         "bad-json",
         "HTTP",
-        "Malformed, miscounted or mistyped JSON: 500.",
+        "Malformed, miscounted or mistyped JSON: 500. What is given for a tensor without elements is overlooked, or "
+        "used.",
         "400 with what is wrong and where.",
         "It is the caller's fault; a 500 sets off retries and alarms.",
     ),
     Deviation(
         "bad-header-length",
         "HTTP",
-        "An `Inference-Header-Content-Length` that is no number is taken as 0: the body as one raw tensor.",
+        "Of an `Inference-Header-Content-Length` that is no number the digits that it begins with count, or 0: the "
+        "body as one raw tensor; of several such headers the first.",
         "400.",
         "Newer Tritons refuse it too; guessing reads JSON as a tensor.",
     ),
@@ -43,11 +45,69 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "It is what the protocol's text says, and what callers who set it expect.",
     ),
     Deviation(
-        "stateful",
+        "sequence-lost",
         "both",
-        "Models with `sequence_batching` are served.",
-        "Never given traffic: 503, reason `no_replica`; `/v1/fleet` names the cause.",
-        "All calls of a sequence must reach one replica in order, and nothing here holds them together yet.",
+        "A server that was restarted answers a step of an old sequence by 400: its first request must carry START.",
+        "Where the gateway knows that the replica is gone: 503 / UNAVAILABLE, reason `sequence_lost`, naming the "
+        "sequence, until a call with `sequence_start` begins it again.",
+        "The caller has done nothing wrong, and must know that what it built up is gone.",
+    ),
+    Deviation(
+        "sequence-order",
+        "both",
+        "Calls of one sequence that are out at the same time run in the order in which they happen to arrive.",
+        "A call waits until the one before it has ended, or on a shared stream until it was sent.",
+        "Calls of one client may reach the gateway and the replica over several connections.",
+    ),
+    Deviation(
+        "sequence-nul",
+        "both",
+        "A string `sequence_id` ends at its first NUL: what differs behind it is one sequence.",
+        "400 / INVALID_ARGUMENT.",
+        "Two sequences must not be one.",
+    ),
+    Deviation(
+        "stream-request-ids",
+        "gRPC",
+        "On a stream the model sees the `id` of every request as it was sent.",
+        "An id that is used twice among the requests to decoupled models or sequences that are out on one stream (two "
+        "empty ones too) reaches the model with `~` and a number behind it, and a NUL in one as `?`. Responses carry "
+        "the caller's own.",
+        "Responses are told apart by id; which belongs to which call must be known for its record and its end.",
+    ),
+    Deviation(
+        "stream-true-status",
+        "gRPC",
+        "With metadata `triton_grpc_error: true` a model's error ends the stream with its status. A model that tells "
+        "its end apart from the error then crashes the whole server.",
+        "The gateway ends the stream itself, and never passes the entry on. The code is recovered from the text, "
+        "INTERNAL where that says nothing; calls refused for load or time end it too.",
+        "No caller may stop a server for everybody.",
+    ),
+    Deviation(
+        "stream-end-version",
+        "gRPC",
+        "The empty final response, and an error that is the last one, repeat the version as the request gave it, often "
+        "none.",
+        "They name the version that was called.",
+        "Every response says which version it comes from.",
+    ),
+    Deviation(
+        "stream-refusals",
+        "gRPC",
+        "A stream takes any number of requests.",
+        "Beyond `gateway.grpc.stream_calls_max` requests of one stream that are out, the next is not read until one "
+        "has ended. A client that does not take a message within `gateway.grpc.write_timeout_ms` is cut off. A bad key "
+        "ends the stream with UNAUTHENTICATED before anything is read.",
+        "Nothing here is without a bound.",
+    ),
+    Deviation(
+        "stream-limits",
+        "both",
+        "A stream lasts as long as the model and the client like.",
+        "A policy limits the time to the first response, between responses and on the whole "
+        "(`deadline.first_response_s`, `idle_s`, `total_s`); then an error with reason `deadline` ends the call.",
+        "A model that has gone silent must not be waited for without end.",
     ),
     Deviation(
         "queue-timeout",
@@ -67,8 +127,10 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         "no-replica",
         "both",
-        "A model that is not ready: 404, or 503 / UNAVAILABLE if a version was named.",
-        "503 / UNAVAILABLE, reason `no_replica`, if a policy names the model; 404 / NOT_FOUND only if none does, or "
+        "A model that is not ready: 404, or 503 / UNAVAILABLE if a version was named; in statistics 400 / "
+        "INVALID_ARGUMENT.",
+        "503 / UNAVAILABLE if a policy names the model, reason `no_replica`, or `upstream_not_loaded` where it is a "
+        "replica's answer to the call; 404 / NOT_FOUND (in statistics 400 / INVALID_ARGUMENT) only if none does, or "
         "the version does not exist.",
         "A model that is away for a moment does not cease to exist.",
     ),
@@ -76,9 +138,17 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "too-large",
         "HTTP",
         "400 above its input limit, which does not count binary tensors.",
-        "413 above the model's `limits.body_bytes_max`, which counts the whole body; 414 and 431 for request lines "
-        "and headers.",
+        "413 above the model's `limits.body_bytes_max`, which counts the whole body, decompressed; 414 and 431 for "
+        "request lines and headers.",
         "Every bound has a status of its own.",
+    ),
+    Deviation(
+        "answer-too-large",
+        "both",
+        "400 / INVALID_ARGUMENT for an answer that no gRPC message can carry.",
+        "500 / RESOURCE_EXHAUSTED, reason `answer_too_large`, above `message_bytes_max` of the model's pool; the text "
+        "has both sizes.",
+        "The bound is the operator's, not the caller's; asking again gives the same.",
     ),
     Deviation(
         "http-deadline",
@@ -97,10 +167,21 @@ DEVIATIONS: tuple[Deviation, ...] = (
     ),
     Deviation(
         "version-form",
-        "HTTP",
-        "Version segments are digits; leading zeros are not specified.",
-        "400 for everything but a whole number without leading zeros.",
+        "both",
+        "HTTP: a version segment that is not digits is 404, leading zeros are overlooked. gRPC: whatever begins with a "
+        "number is that version, as `1.0` or ` 1`; the rest INVALID_ARGUMENT, before the model is looked for.",
+        "400 / INVALID_ARGUMENT for everything but a whole number without leading zeros, of a model that is known; "
+        "over gRPC an unknown one is NOT_FOUND first in an inference.",
         "One version, one spelling: in policies, records and metrics too.",
+    ),
+    Deviation(
+        "fault-order",
+        "both",
+        "Of several faults of one request the first is told: an unknown version before what is wrong with the JSON, "
+        "and after what makes a message unreadable.",
+        "An unknown version is told after faults of the JSON and of a sequence's parameters, and before faults inside "
+        "a message's tensors. An unknown model comes first.",
+        "Versions are chosen when the request has been read; tensors are read by the model server.",
     ),
     Deviation(
         "server-ready",
@@ -114,7 +195,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "unknown-model-ready",
         "HTTP",
         "`ready` of an unknown model: 400 (404 from 26.07 on).",
-        "404 with an error. A known model that is not ready: 400 with an empty body, as on Triton.",
+        "404, of an unknown version too. A model that is known and not ready: 400, as on Triton.",
         "The newer Triton is right.",
     ),
     Deviation(
@@ -123,6 +204,43 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "Regions of shared memory can be registered and referred to.",
         "501 / UNIMPLEMENTED; the extensions are absent from the server metadata.",
         "A region exists on one host; a call may go to any.",
+    ),
+    Deviation(
+        "server-settings",
+        "both",
+        "Trace and log settings can be read and changed, and models loaded and unloaded.",
+        "501 / UNIMPLEMENTED with where to do it, reading included.",
+        "Settings belong to one server; which versions are loaded where is decided by releases.",
+    ),
+    Deviation(
+        "extensions",
+        "both",
+        "The server metadata lists every extension that the server has.",
+        "Without `system_shared_memory`, `cuda_shared_memory`, `trace`, `logging` and "
+        "`model_repository(unload_dependents)`. `model_repository` stays: its index is served.",
+        "A client that looks for an extension must not find one that is refused.",
+    ),
+    Deviation(
+        "statistics",
+        "both",
+        "The counts of one server, back at zero after every load.",
+        "Those of all replicas of the model's pool in one, as in the table of merged answers; only of models and "
+        "versions that policies open and that the caller may call.",
+        "A caller sees one server, and takes differences.",
+    ),
+    Deviation(
+        "repository-index",
+        "both",
+        "Everything in one server's repository.",
+        "What policies open and the caller may call, over all replicas, as in the table of merged answers.",
+        "A caller sees one server, and only what it can call there.",
+    ),
+    Deviation(
+        "repository-name",
+        "HTTP",
+        "`/v2/repository/{repository}/index` answers as if no repository had been named (gRPC: UNIMPLEMENTED).",
+        "501, as over gRPC.",
+        "An answer to another question is none.",
     ),
     Deviation(
         "header-names",
@@ -146,27 +264,78 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "It is JSON.",
     ),
     Deviation(
-        "compression",
+        "compressed-body",
         "HTTP",
-        "Bodies with `Content-Encoding: gzip` or `deflate` are taken, and answers compressed if asked for.",
-        "501 with `accept-encoding: identity` for any `Content-Encoding` but `identity`; answers are never compressed.",
-        "Not served yet.",
+        "A compressed body is taken as far as it can be decompressed: cut short, with a wrong checksum, with bytes or "
+        "a second gzip member behind it, which are dropped. What gives nothing is an empty body, a raw request.",
+        "400. As on Triton the bytes say whether they are gzip or zlib, whatever of the two the header says.",
+        "A tensor that lost its end must not be answered as if it were whole.",
+    ),
+    Deviation(
+        "coding-headers",
+        "HTTP",
+        "Of several `Content-Encoding` or `Accept-Encoding` headers only the first is looked at; weights may be "
+        "hexadecimal or infinite.",
+        "Several headers are one list (RFC 9110 section 5.3): two `Content-Encoding` are two codings, 501. Weights are "
+        "decimal numbers.",
+        "Otherwise a body coded twice is read as coded once.",
+    ),
+    Deviation(
+        "grpc-encoding",
+        "gRPC",
+        "An unknown `grpc-encoding`: the stream is reset (INTERNAL_ERROR).",
+        "INTERNAL with a text. Known are `gzip` and `deflate`, as on Triton; answers are never compressed, as there.",
+        "To clients it is the same code, and they learn why.",
+    ),
+    Deviation(
+        "grpc-strict",
+        "gRPC",
+        "A known field of another wire type than its own is overlooked. On a stream, bytes that are no message end it "
+        "with OK.",
+        "INTERNAL, as for bytes that are no message; for overlong tags too.",
+        "What two parsers may read differently must not be one model here and another there.",
+    ),
+    Deviation(
+        "compression-level",
+        "HTTP",
+        "Answers are compressed at zlib's level 6, and there is no switch.",
+        "At `gateway.http.response_compression_level`, 1 unless set: a few per cent larger, up to seven times cheaper. "
+        "`gateway.http.response_compression: false` switches it off.",
+        "Some clients ask for compression without their users' knowing, and pay in latency.",
     ),
     Deviation(
         "half-close",
         "HTTP",
         "Not specified.",
         "A client that ends its side of the connection before the answer to an inference is there counts as gone: the "
-        "call is cancelled. Control queries that arrived before are answered.",
+        "call is cancelled, and so are statistics and the repository index. Other control queries that arrived before "
+        "are answered.",
         "TCP does not tell a half-close from a close, and work for callers that left is cancelled.",
     ),
     Deviation(
         "framing",
         "HTTP",
-        "Not specified.",
+        "Not specified. 2.51 serves most of this, and of the rest ends the connection without a word; extensions of "
+        "chunks and `OPTIONS *` too. Behind an empty line it answers nothing.",
         "400, 417, 501 or 505, and the connection is closed: `Content-Length` together with `Transfer-Encoding`, a "
-        "repeated `Content-Length`, bare CR or LF, folded headers, a missing `Host`, unknown expectations.",
+        "repeated `Content-Length`, bare CR or LF, folded headers, a missing `Host`, unknown expectations, methods or "
+        "versions of HTTP. `close` counts wherever it stands in `Connection`. Extensions of chunks, and empty lines "
+        "before a request, are overlooked.",
         "What two parsers read differently is a way to smuggle requests.",
+    ),
+    Deviation(
+        "pipelining",
+        "HTTP",
+        "What is pipelined behind an inference is answered; what is pipelined behind anything else never is.",
+        "Everything is answered, in order.",
+        "RFC 9112 section 9.3.2.",
+    ),
+    Deviation(
+        "expect",
+        "HTTP",
+        "`Expect: 100-continue` is granted always, to HTTP/1.0 too.",
+        "Only where the body is wanted and has not come already, and never to HTTP/1.0.",
+        "RFC 9110 section 10.1.1; a refused body need not be sent.",
     ),
     Deviation(
         "more-headers",
@@ -176,10 +345,74 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "Callers learn who answered, and why not.",
     ),
     Deviation(
-        "refused-routes",
-        "both",
-        "generate, statistics, repository, trace and log settings.",
-        "501 / UNIMPLEMENTED with where to go, as in the table of routes.",
-        "Some come later; some concern one server and not the fleet.",
+        "json-range",
+        "HTTP",
+        "Integers in JSON that are too large for their datatype lose their upper bits, except negative ones for "
+        "unsigned types (500); numbers too large for FP32 become infinite.",
+        "400.",
+        "A number that silently becomes another one is never what was meant.",
+    ),
+    Deviation(
+        "json-doubles",
+        "HTTP",
+        "Of the numbers with 16 digits and more that JSON gives for FP64, every third to tenth becomes a neighbour of "
+        "the one that was meant, up to two units of the last place away.",
+        "The nearest double.",
+        "So does every sound JSON reader; the same number as binary data gives the same answer.",
+    ),
+    Deviation(
+        "json-text",
+        "HTTP",
+        "Strings in a request's JSON that are not UTF-8 are taken as they are, and BYTES that are not UTF-8 are "
+        "written into an answer's JSON as they are.",
+        "400: send, or ask for, such bytes as binary data.",
+        "It is no JSON.",
+    ),
+    Deviation(
+        "duplicate-members",
+        "HTTP",
+        "Of equal names in one JSON object the first counts; `generate` refuses an input that is given twice (400).",
+        "The last counts; `generate` refuses what is given at the top and in `parameters`.",
+        "The parser decides it, and no sound caller sends it.",
+    ),
+    Deviation(
+        "generate-one-response",
+        "HTTP",
+        '`generate` of a model that gives none or several responses: 200 with `{"error": …}` as the body. A model\'s '
+        "error is always 400, whatever its code.",
+        "None or several: 500 with Triton's text, reason `bad_request`, and the call is cancelled at the second one. A "
+        "model's error has its own status, which of a decoupled model its text alone tells: 500 if that says nothing.",
+        "A failure behind a 200 is one that nobody counts.",
+    ),
+    Deviation(
+        "generate-errors",
+        "HTTP",
+        "`generate_stream` whose first response is an error: 400 and one event with `text/event-stream`. After a later "
+        "one the stream goes on if the model does.",
+        "The error's own status and ordinary JSON, for nothing has been streamed. A later one is the last event, and "
+        "the call is cancelled.",
+        "A client that has been told of an error should not have to wait for more.",
+    ),
+    Deviation(
+        "generate-framing",
+        "HTTP",
+        "Answers of `generate` are chunked. HTTP/1.0 clients get chunks too.",
+        "`generate` answers with `Content-Length`. A stream for an HTTP/1.0 client has no chunks and ends with the "
+        "connection.",
+        "The length is known; a client of HTTP/1.0 takes the sizes of chunks for data.",
+    ),
+    Deviation(
+        "generate-reserved-names",
+        "HTTP",
+        "On `generate` a member called `timeout`, `priority`, `sequence_…` or `triton_…` is the model's own parameter.",
+        "The first three mean what they mean on `infer`, their types included; `triton_…` is 400.",
+        "The call goes on over gRPC, where these names are taken.",
+    ),
+    Deviation(
+        "generate-disconnect",
+        "HTTP",
+        "A client that leaves is noticed at the model's next response.",
+        "At once, and the call is cancelled on the model server, also while the model is silent.",
+        "Work for callers that left is cancelled.",
     ),
 )

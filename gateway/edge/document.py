@@ -17,6 +17,8 @@ from gateway.edge.grpc_methods import REFUSED as REFUSED_METHODS
 from gateway.edge.http_control import OPEN_ROUTES, REFUSED, SERVED
 from gateway.edge.status import CODE_STATUS, RETRY_STATUSES, status_of
 from gateway.wire.http_path import Route
+from gateway.wire.kserve.repository import MERGE_RULES as INDEX_RULES
+from gateway.wire.kserve.statistics import MERGE_RULES as STATISTICS_RULES
 
 _INTRO = """# Protocols
 
@@ -35,8 +37,19 @@ wanted. After an early refusal a short rest of the body is read and dropped, a l
 a body are never taken for a request. All bounds and time-outs stand under `gateway.http` in `fleet.yaml`
 (`docs/policies.md`). HTTP/1.0 is answered too.
 
+**TLS.** With `gateway.listen.tls` both client ports speak TLS 1.2 or later alone, with `http/1.1` and `h2` by ALPN; a
+handshake ends after `handshake_timeout_ms`. Over HTTP it takes a place among `gateway.http.connections_max`, plain HTTP
+is answered 400 in the clear, and a connection ends with `close_notify`; one that a client ends without has ended too.
+
 **Deadlines** count from the first byte of a call's headers. An answer that is ready after its deadline is not sent; the
 caller gets 504 instead.
+
+**`generate` and `generate_stream`.** Members of the request go by their names: inputs of the model become tensors,
+anything else parameters. Each response of a stream leaves as one event as soon as it has come; while the client does
+not take what it was sent, no further response is asked for. What goes wrong before the first response is a status,
+afterwards an event `{"error": …}`, always the last one: a body that ends without one is complete, and if not even the
+event can be written, the connection breaks. If the gateway stops, streams go on until the limit of its drain. Limits:
+`deadline.first_response_s`, `idle_s` and `total_s` of the model's policy, and `x-request-timeout-ms` for the whole.
 """
 
 
@@ -52,7 +65,7 @@ def _routes() -> str:
     for route in Route:
         methods = ", ".join(sorted(method.decode() for method in route.methods))
         if route in SERVED:
-            key = "no key needed" if route in OPEN_ROUTES else "key needed where `identity.mode` is `api_key`"
+            key = "for everybody" if route in OPEN_ROUTES else "for callers that `identity` lets in"
             rows.append((f"`{route.template}`", methods, f"served; {key}"))
         else:
             rows.append((f"`{route.template}`", methods, f"501: {REFUSED[route]}"))
@@ -61,6 +74,38 @@ def _routes() -> str:
         text + "\nAn unknown path is 404 `Not Found`, another method (HEAD included) 405 `Method Not Allowed`. Queries "
         "are ignored; a trailing or a double slash matches nothing.\n"
     )
+
+
+_MERGED = """## Answers merged over the fleet
+
+Statistics and the repository index are asked of all live replicas at once when a caller asks for them, each under the
+time limit of its pool's probes (`pools.*.health.timeout_ms`), and made into one answer. Callers who ask at the same
+time share one question to the replicas, which always begins after they asked; there is one at a time, with a pause
+after each.
+
+Only models that a policy names, versions that it opens, and models that the caller may call are shown; of a model only
+the replicas of its pool count. Calls that the gateway makes itself, to warm a version, are in the counts.
+
+Statistics:
+
+{statistics}
+The counts never go back while any replica keeps the version loaded: a replica that does not answer counts with what it
+said last; what was counted by a replica that has left the fleet, was started anew, or has loaded the version anew,
+stays in as the gateway last heard it. When no replica has the version any more it is forgotten, and begins at zero when
+it comes back. A gateway that is started anew knows only of the replicas that are there. If no replica of the model
+asked for answers, the answer is 503 / UNAVAILABLE.
+
+The repository index:
+
+{index}
+A replica that does not answer is left out. Of a model whose replicas are all silent the versions known from before are
+`UNAVAILABLE`; if no replica at all answers, the answer is 503 / UNAVAILABLE.
+"""
+
+
+def _merged() -> str:
+    head = ("field", "over several replicas")
+    return _MERGED.format(statistics=_table(head, STATISTICS_RULES), index=_table(head, INDEX_RULES))
 
 
 def _methods() -> str:
@@ -84,7 +129,12 @@ _IN = (
     ),
     (
         f"{header_names.API_KEY}, or authorization: Bearer",
-        "The caller's key. Two different ones: 400. Other schemes of `authorization` are ignored.",
+        "The caller's key; as `authorization: Bearer` also a JWT. Two different ones: 400. Other schemes of "
+        "`authorization` are ignored. What decides where several kinds of credentials are taken: docs/policies.md.",
+    ),
+    (
+        "the header of identity.header.name",
+        "The tenant, where the peer is in one of `identity.header.networks`; from all others it is ignored.",
     ),
     (
         header_names.TRACEPARENT + ", " + header_names.TRACESTATE,
@@ -93,7 +143,7 @@ _IN = (
     (
         header_names.EXPLAIN,
         "`1`: the answer carries the call's path as JSON in the header of the same name; replicas under stand-in names "
-        "unless the key has `may_explain`.",
+        "unless the caller has `may_explain`.",
     ),
 )
 _OUT = (
@@ -109,6 +159,12 @@ _OUT = (
     ("x-sluice-reason", "Why there is no answer: a reason of the table below."),
     (header_names.EXPLAIN, "On request."),
     ("retry-after", "On 429 and 503: whole seconds, jittered. gRPC: `grpc-retry-pushback-ms`, when shed."),
+    (
+        "content-encoding",
+        "Over HTTP, on answers to `infer` for which the caller's `accept-encoding` prefers `gzip` or `deflate`. "
+        "`Inference-Header-Content-Length` still counts the JSON as it is when unpacked.",
+    ),
+    ("accept-encoding", "On 501 for a `content-encoding` that is not taken: those that are."),
     ("www-authenticate", "On 401."),
     ("allow", "On 405."),
 )
@@ -126,7 +182,8 @@ def _headers() -> str:
         + "\nInference calls carry all that is known; control queries `x-request-id`, the model, and the reason of an "
         "error.\n\nHeaders that go on to Triton: those that `gateway.forward_headers` names, in lower case, up to "
         f"{headers.FORWARD_BYTES_MAX} bytes (beyond: 431 / RESOURCE_EXHAUSTED). Never: {never}, names beginning with "
-        f"{prefixes}, names that `Connection` lists, and what gRPC metadata cannot carry: values that are empty or not "
+        f"{prefixes}, the header of `identity.header`, "
+        "names that `Connection` lists, and what gRPC metadata cannot carry: values that are empty or not "
         "printable ASCII, names that end in `-bin`. Trace context goes on whatever the policy names.\n"
     )
 
@@ -157,7 +214,7 @@ def _deviations() -> str:
 
 def render() -> str:
     """The whole of `docs/protocols.md`."""
-    return "\n".join((_INTRO, _routes(), _methods(), _headers(), _reasons(), _deviations()))
+    return "\n".join((_INTRO, _routes(), _methods(), _merged(), _headers(), _reasons(), _deviations()))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import grpc.aio
 
@@ -21,16 +22,27 @@ LOOK_S = 0.02
 RETRY_MAX_S = 1.0
 DEAD_GRACE_S = 60.0
 """Calls of a server that died may go on for this long."""
+PENDING_MAX = 10_000
+"""Calls that the library has read and the loop has not taken up: by itself it ends many of those beyond 1,000 as
+CANCELLED, with a word to nobody."""
 DEAD_MAX = 8
 """Dead servers kept for their calls; of more the oldest is stopped at once. Somebody is killing them on purpose."""
 
 
 class GrpcListener:
-    """One address and the library's server on it. `make` gives a server that has no port and is not started."""
+    """One address and the library's server on it. `make` gives a server that has no port and is not started,
+    `credentials` what it needs for TLS; None: the port has none.
+    """
 
-    def __init__(self, make: Callable[[], grpc.aio.Server], on_death: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], grpc.aio.Server],
+        on_death: Callable[[], None],
+        credentials: Callable[[], Any] | None = None,
+    ) -> None:
         self._make = make
         self._on_death = on_death
+        self._credentials = credentials
         self._server: grpc.aio.Server | None = None
         self._dead: dict[grpc.aio.Server, asyncio.Future[None]] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -38,11 +50,17 @@ class GrpcListener:
     async def start(self, host: str, port: int) -> int:
         """Listen; port 0 takes a free one. Returns the port. Raises RuntimeError if it cannot be had."""
         server = self._make()
-        port = server.add_insecure_port(f"{host}:{port}")
+        port = self._add_port(server, host, port)
         await server.start()
         self._server = server
         self._watch = asyncio.get_running_loop().create_task(self._keep_open(host, port))
         return port
+
+    def _add_port(self, server: grpc.aio.Server, host: str, port: int) -> int:
+        address = f"{host}:{port}"
+        if self._credentials is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, self._credentials()))
 
     async def stop(self, grace_s: float | None) -> None:
         """Take nothing new. Calls under way get `grace_s` to end, none at all if it is None."""
@@ -68,7 +86,7 @@ class GrpcListener:
                 self._server = None
             server = self._make()
             try:
-                server.add_insecure_port(f"{host}:{port}")
+                self._add_port(server, host, port)
                 self._server = server
                 await server.start()
             except Exception as error:  # the dead one's socket is closed by another thread, a moment later
@@ -88,6 +106,24 @@ class GrpcListener:
             del self._dead[oldest]
             ending = asyncio.ensure_future(oldest.stop(None))
             ending.add_done_callback(lambda future: future.cancelled() or future.exception())
+
+
+def server_options(
+    *, receive_bytes_max: int, send_bytes_max: int, handshake_timeout_ms: int
+) -> tuple[tuple[str, int], ...]:
+    """What every server of the port is made with."""
+    return (
+        ("grpc.max_receive_message_length", receive_bytes_max),
+        ("grpc.max_send_message_length", send_bytes_max),
+        ("grpc.so_reuseport", 0),
+        ("grpc.server_handshake_timeout_ms", handshake_timeout_ms),
+        ("grpc.server.max_pending_requests", PENDING_MAX),
+        ("grpc.server.max_pending_requests_hard_limit", PENDING_MAX),
+        # Clients ping through long silences every 10 to 30 seconds (field case FH-15); the library's own defaults
+        # answer that with GOAWAY.
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    )
 
 
 def why_not(host: str, port: int) -> OSError:

@@ -5,30 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from gateway.edge.refusals import LOAD, LOG, SHARED_MEMORY, TRACE
+
 SERVICE = "/inference.GRPCInferenceService/"
 INFER = SERVICE + "ModelInfer"
+STREAM_INFER = SERVICE + "ModelStreamInfer"
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
 
 CONTROL_METHODS = frozenset(
     SERVICE + name
-    for name in ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig")
-)
-
-_LATER = "is not served by this gateway yet; ask a model server directly"
-_OPERATOR = "is refused here: it concerns one model server, not the fleet; ask that server directly"
-_SHARED_MEMORY = (
-    "is refused here: shared memory is only valid on the host of one model server; send the tensors in the message"
+    for name in (
+        "ServerLive",
+        "ServerReady",
+        "ModelReady",
+        "ServerMetadata",
+        "ModelMetadata",
+        "ModelConfig",
+        "ModelStatistics",
+        "RepositoryIndex",
+    )
 )
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        SERVICE + name: f"{name} {why}"
+        SERVICE + name: why
         for why, names in (
-            (_LATER, ("ModelStreamInfer", "ModelStatistics", "RepositoryIndex")),
-            (_OPERATOR, ("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings")),
+            (LOAD, ("RepositoryModelLoad", "RepositoryModelUnload")),
+            (TRACE, ("TraceSetting",)),
+            (LOG, ("LogSettings",)),
             (
-                _SHARED_MEMORY,
+                SHARED_MEMORY,
                 (
                     "SystemSharedMemoryStatus",
                     "SystemSharedMemoryRegister",

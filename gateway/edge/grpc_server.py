@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -22,32 +23,36 @@ import grpc.aio
 
 from gateway.core.call import Call
 from gateway.core.codes import Code
+from gateway.core.credentials import NO_PEER
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import Authenticator, BodyBudget, Catalogue
+from gateway.core.header_names import TRUE_STATUS
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.core.service import Service
 from gateway.edge.explain import Explainer
-from gateway.edge.grpc_listener import GrpcListener, why_not
-from gateway.edge.grpc_methods import CONTROL_METHODS, HEALTH_CHECK, INFER, REFUSED, SERVICE
+from gateway.edge.grpc_handlers import Context, GrpcioPort, Methods
+from gateway.edge.grpc_listener import GrpcListener, server_options, why_not
+from gateway.edge.grpc_methods import HEALTH_CHECK, SERVICE
+from gateway.edge.grpc_questions import ASKED, ask_fleet, check_version
+from gateway.edge.grpc_stream import EXPIRY_GRACE_S, ClientStream, StreamKit, refusal
+from gateway.edge.grpc_tls import GrpcPeers, GrpcPortTls
 from gateway.edge.headers import ClientHeaders, HeaderReader, response_headers
 from gateway.edge.observer import EdgeObserver
 from gateway.edge.status import retry_delay_s
 from gateway.policy.schema import GrpcLimits
 from gateway.runtime.clock import Clock
 from gateway.runtime.listen import listen_error, split_address
-from gateway.wire.http_path import is_version
-from gateway.wire.kserve.metadata import decode_model_request, encode_bool
+from gateway.wire.kserve.metadata import check_request, decode_model_request, encode_bool
 from gateway.wire.kserve.request_view import read_head, shared_memory_refused
+from gateway.wire.kserve.sequence import sequence_step
+from gateway.wire.kserve.stream_message import EMPTY_FINAL
 
 _log = logging.getLogger("sluice.edge.grpc")
 
 LISTEN_KEY = "gateway.listen.grpc"
 _DRAIN_FOREVER_S = 86_400.0
 """The library wants a number; the limit of draining is `wait_closed`'s business."""
-
-Context = Any
-"""`grpc.aio.ServicerContext`; the library has no types of its own."""
 
 _STATUS = {code: next(status for status in grpc.StatusCode if status.value[0] == code.value) for code in Code}
 _INITIAL = frozenset({"x-request-id", "x-sluice-model", "x-sluice-model-version", "x-sluice-rung", "x-sluice-impact",
@@ -60,8 +65,6 @@ _GOOD_HEALTH, _BAD_HEALTH = b"\x08\x01", b"\x08\x02"
 """`HealthCheckResponse` with SERVING and NOT_SERVING."""
 
 _OVERLOADS = frozenset({Reason.QUEUE_FULL, Reason.BODY_MEMORY, Reason.UPSTREAM_QUEUE_FULL, Reason.RECORD_FULL})
-_EXPIRY_GRACE_S = 0.02
-"""A handler that is cancelled this close to its RPC's deadline was cancelled by the deadline, not by the caller."""
 _CUT_GRACE_S = 1.0
 """After the drain limit, this long for the errors that cut calls short to be written."""
 
@@ -83,8 +86,12 @@ class GrpcServer:
         receive_bytes_max: int,
         chance: random.Random,
         clock: Clock,
+        tls: GrpcPortTls | None = None,
+        handshake_timeout_ms: int = 10_000,
+        peers: GrpcPeers | None = None,
     ) -> None:
-        """`receive_bytes_max`: a message larger than this is wanted by no model."""
+        """With `tls` the port speaks TLS alone. `peers` tells who is at the other end; None: it does not matter.
+        `receive_bytes_max`: a message larger than this is wanted by no model."""
         self._service = service
         self._catalogue = catalogue
         self._authenticator = authenticator
@@ -96,7 +103,21 @@ class GrpcServer:
         self._chance = chance
         self._observer = observer
         self._clock = clock
+        self._tls = tls
+        self._handshake_timeout_ms = handshake_timeout_ms
+        self._peers = peers
         self._calls: dict[asyncio.Task[Reply], Call] = {}
+        self._streams: dict[ClientStream, None] = {}
+        self._stream_kit = StreamKit(
+            service=service,
+            budget=budget,
+            observer=observer,
+            explainer=explainer,
+            clock=clock,
+            read_call=self._read,
+            calls_max=limits.stream_calls_max,
+            write_timeout_s=limits.write_timeout_ms / 1000,
+        )
         self._handlers = 0
         self._no_handler = asyncio.Event()
         self._no_handler.set()
@@ -108,7 +129,11 @@ class GrpcServer:
         `ListenError`.
         """
         host, wanted = split_address(address)
-        listener = GrpcListener(self._library_server, lambda: self._observer.internal_fault("grpc"))
+        listener = GrpcListener(
+            self._library_server,
+            lambda: self._observer.internal_fault("grpc"),
+            None if self._tls is None else self._tls.credentials,
+        )
         try:
             port = await listener.start(f"[{host}]" if ":" in host else host, wanted)
         except RuntimeError as error:
@@ -119,23 +144,21 @@ class GrpcServer:
     def _library_server(self) -> grpc.aio.Server:
         limit = self._limits.message_bytes_max
         server = grpc.aio.server(
-            options=(
+            options=server_options(
                 # The library holds a message whole, and unpacked, before anybody here is asked.
-                ("grpc.max_receive_message_length", min(limit, self._receive_bytes_max)),
-                ("grpc.max_send_message_length", limit),
-                ("grpc.so_reuseport", 0),
-                # Clients ping through long silences every 10 to 30 seconds (field case FH-15); the library's own
-                # defaults answer that with GOAWAY.
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-                ("grpc.keepalive_permit_without_calls", 1),
+                receive_bytes_max=min(limit, self._receive_bytes_max),
+                send_bytes_max=limit,
+                handshake_timeout_ms=self._handshake_timeout_ms,
             ),
             maximum_concurrent_rpcs=self._limits.streams_max,
         )
-        server.add_generic_rpc_handlers((_Methods(self),))
+        server.add_generic_rpc_handlers((Methods(self),))
         return server
 
     def begin_drain(self) -> None:
         """Take no new calls; those in flight go on."""
+        for stream in tuple(self._streams):
+            stream.drain()
         if self._server is not None and self._draining is None:
             self._draining = asyncio.ensure_future(self._server.stop(_DRAIN_FOREVER_S))
 
@@ -156,11 +179,12 @@ class GrpcServer:
         return clean
 
     def _cut(self) -> None:
+        told = GatewayError(Reason.DRAINING, "the gateway is shutting down; send the call again", retry_after_s=1.0)
         for task, call in tuple(self._calls.items()):
-            call.cut = GatewayError(
-                Reason.DRAINING, "the gateway is shutting down; send the call again", retry_after_s=1.0
-            )
+            call.cut = told
             task.cancel()
+        for stream in tuple(self._streams):
+            stream.cut(told)
 
     async def aclose(self) -> None:
         """Stop at once and wait until every call has ended."""
@@ -184,13 +208,19 @@ class GrpcServer:
         headers = self._headers(context)
         request_id = ("x-request-id", headers.request_id)
         try:
-            answer = self._control(name, message, headers)
+            if name in ASKED:
+                answer = await self._asked(name, message, headers)
+            else:
+                answer = self._control(name, message, headers)
             await context.send_initial_metadata((request_id,))
             return answer
         except GatewayError as error:
             code = error.code
             await self._abort(context, error, (request_id, ("x-sluice-reason", error.reason.label)))
             raise AssertionError("abort raises") from error
+        except (asyncio.CancelledError, grpc.aio.InternalError) as error:
+            code = Code.CANCELLED
+            raise asyncio.CancelledError from error  # the library's other word for a caller who leaves this moment
         except Exception as error:
             code = Code.INTERNAL
             self._observer.internal_fault("grpc")
@@ -200,8 +230,21 @@ class GrpcServer:
         finally:
             self._observer.request_without_call("grpc", name if method != HEALTH_CHECK else "Health/Check", code.name)
 
+    async def _asked(self, name: str, message: bytes, headers: ClientHeaders) -> bytes:
+        """The answer to a question for which the model servers must be asked. Cancelled when the caller leaves."""
+        self._handlers += 1
+        self._no_handler.clear()
+        try:
+            return await ask_fleet(self._catalogue, self._authenticator, name, message, headers)
+        finally:
+            self._handlers -= 1
+            if not self._handlers:
+                self._no_handler.set()
+
     def _control(self, name: str, message: bytes, headers: ClientHeaders) -> bytes:
         catalogue = self._catalogue
+        if message and name in ("ServerLive", "ServerReady", "ServerMetadata", HEALTH_CHECK):
+            check_request(message, f"{name.rpartition('/')[2]}Request", text=int(name == HEALTH_CHECK))
         if name == "ServerLive":
             return encode_bool(catalogue.server_live())
         if name == "ServerReady":
@@ -211,16 +254,16 @@ class GrpcServer:
         model, version = "", ""
         if name != "ServerMetadata":
             model, version = decode_model_request(message, f"{name}Request")
-            _check_version(version)
+            check_version(version)
         if name == "ModelReady":
             return encode_bool(self._model_ready(model, version))
         if headers.fault is not None:
             raise headers.fault
-        identity = self._authenticator.identify(headers.api_key)
+        identity = self._authenticator.identify(headers.credentials)
         if name == "ServerMetadata":
             return catalogue.server_metadata()
         if not identity.may_call(model):
-            raise GatewayError(Reason.FORBIDDEN, "this key may not ask about that model")
+            raise GatewayError(Reason.FORBIDDEN, "this caller may not ask about that model")
         if name == "ModelMetadata":
             return catalogue.model_metadata(model, version)
         return catalogue.model_config(model, version).proto
@@ -264,16 +307,16 @@ class GrpcServer:
             arrived_s=now_s,
             arrived_wall_s=self._clock.wall_s(),
             body_bytes=len(message),
-            api_key=headers.api_key,
+            credentials=headers.credentials,
             metadata=headers.metadata,
             timeout_s=_least(headers.timeout_s, remaining_s),
             explain=headers.explain,
             protocol="grpc",
         )
-        refusal = headers.fault
+        refused = headers.fault
         held = self._budget.try_reserve(len(message))
-        if not held and refusal is None:
-            refusal = GatewayError(Reason.BODY_MEMORY, Reason.BODY_MEMORY.meaning, retry_after_s=1.0)
+        if not held and refused is None:
+            refused = GatewayError(Reason.BODY_MEMORY, Reason.BODY_MEMORY.meaning, retry_after_s=1.0)
         try:
             try:
                 self._read(call, message)
@@ -281,8 +324,8 @@ class GrpcServer:
                 # Bytes that are no message never became a call: no model, no record, only this count.
                 self._observer.request_without_call("grpc", "ModelInfer", error.code.name)
                 await self._refuse(context, call, error)
-            if refusal is not None:
-                call.message, call.receive = None, _refusal_of(refusal)
+            if refused is not None:
+                call.message, call.receive = None, refusal(refused)
             return await self._run(call, context)
         finally:
             if held:
@@ -292,13 +335,16 @@ class GrpcServer:
     def _read(call: Call, message: bytes) -> None:
         head = read_head(message)
         call.model, call.version, call.body_id = head.model_name, head.model_version, head.id
+        wants_end = head.parameters.get(EMPTY_FINAL)
+        call.wants_end = wants_end is not None and wants_end.value is True
         try:
-            _check_version(head.model_version)
+            check_version(head.model_version)
             if head.shared_memory:
                 raise shared_memory_refused("a tensor")
+            call.sequence = sequence_step(head.parameters)
         except GatewayError as error:
             # A call all the same, with a record: who calls and for which model is known.
-            call.receive = _refusal_of(error)
+            call.receive = refusal(error)
         else:
             call.message = message
 
@@ -329,17 +375,58 @@ class GrpcServer:
             return await self._deliver(call, task.result(), context)
         except grpc.aio.AbortError:
             raise
+        except grpc.aio.InternalError as error:
+            raise asyncio.CancelledError from error  # the caller left this moment, and the record says so
         except Exception:
             self._observer.internal_fault("grpc")
             _log.exception("call %s could not be delivered", call.request_id)
             await self._refuse(context, call, _internal())
             raise AssertionError("abort raises") from None
 
+    # --- streams --------------------
+
+    async def stream_infer(self, context: Context) -> None:
+        """Serve one ModelStreamInfer."""
+        self._handlers += 1
+        self._no_handler.clear()
+        try:
+            await self._stream(context)
+        finally:
+            self._handlers -= 1
+            if not self._handlers:
+                self._no_handler.set()
+
+    async def _stream(self, context: Context) -> None:
+        remaining_s = context.time_remaining()
+        headers = self._headers(context)
+        request_id = ("x-request-id", headers.request_id)
+        try:
+            if headers.fault is not None:
+                raise headers.fault
+            self._authenticator.identify(headers.credentials)
+            if self._draining is not None:
+                raise GatewayError(Reason.DRAINING, Reason.DRAINING.meaning, retry_after_s=1.0)
+        except GatewayError as error:
+            self._observer.request_without_call("grpc", "ModelStreamInfer", error.code.name)
+            await self._abort(context, error, (request_id, ("x-sluice-reason", error.reason.label)))
+        deadline_s = math.inf if remaining_s is None else self._clock.now_s() + remaining_s
+        wanted = (TRUE_STATUS, "true") in (context.invocation_metadata() or ())
+        stream = ClientStream(self._stream_kit, GrpcioPort(context), headers, deadline_s, true_status=wanted)
+        self._streams[stream] = None
+        try:
+            await stream.run()
+        except GatewayError as error:
+            await self._abort(context, error, (request_id, ("x-sluice-reason", error.reason.label)))
+        finally:
+            del self._streams[stream]
+
+    # --- the end of a unary call --------------------
+
     async def _caller_left(self, call: Call, task: asyncio.Task[Reply], context: Context) -> None:
         """End the call's task for a handler that was cancelled, and wait until everything it held is free."""
         remaining_s = context.time_remaining()
-        expires = remaining_s is not None and remaining_s <= _EXPIRY_GRACE_S
-        if not expires or call.deadline_s - self._clock.now_s() > _EXPIRY_GRACE_S:
+        expires = remaining_s is not None and remaining_s <= EXPIRY_GRACE_S
+        if not expires or call.deadline_s - self._clock.now_s() > EXPIRY_GRACE_S:
             call.abandoned = True
             task.cancel()
         # Otherwise the deadline is passing this moment: the call's own scope ends it, and is right about the reason.
@@ -372,43 +459,18 @@ class GrpcServer:
 
     @staticmethod
     async def _abort(context: Context, error: GatewayError, metadata: tuple[tuple[str, str], ...]) -> None:
-        await context.abort(_STATUS[error.code], error.message, metadata)
+        try:
+            await context.abort(_STATUS[error.code], error.message, metadata)
+        except grpc.aio.InternalError as left:
+            raise asyncio.CancelledError from left
 
     def _headers(self, context: Context) -> ClientHeaders:
         metadata = context.invocation_metadata() or ()
-        return self._reader.read((key, value) for key, value in metadata if isinstance(value, str))
+        peer = NO_PEER if self._peers is None else self._peers.of(context)
+        return self._reader.read(((key, value) for key, value in metadata if isinstance(value, str)), peer)
 
     def _explanation(self, call: Call, error: GatewayError | None) -> str:
         return self._explainer.explain(call, self._clock.now_s(), error) if call.explain else ""
-
-
-class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Method names to handlers, without descriptors."""
-
-    def __init__(self, server: GrpcServer) -> None:
-        self._infer = grpc.unary_unary_rpc_method_handler(server.infer)
-        self._server = server
-        self._control = {method: self._controlled(method) for method in (*CONTROL_METHODS, HEALTH_CHECK)}
-        self._refused = {method: self._refusal(text, method.removeprefix(SERVICE)) for method, text in REFUSED.items()}
-        self._unknown = self._refusal("", "other")
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        method = handler_call_details.method
-        if method == INFER:
-            return self._infer
-        return self._control.get(method) or self._refused.get(method) or self._unknown
-
-    def _controlled(self, method: str) -> Any:
-        async def handle(message: bytes, context: Context) -> bytes:
-            return await self._server.control(method, message, context)
-
-        return grpc.unary_unary_rpc_method_handler(handle)
-
-    def _refusal(self, text: str, name: str) -> Any:
-        async def handle(messages: Any, context: Context) -> None:
-            await self._server.refused(name, text, context)
-
-        return grpc.stream_stream_rpc_method_handler(handle)
 
 
 async def _guarded(service: Service, call: Call) -> Reply:
@@ -419,23 +481,6 @@ async def _guarded(service: Service, call: Call) -> Reply:
         return await service.send(call)
     except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:
         raise RuntimeError(f"{type(error).__name__} was raised inside a call") from error
-
-
-def _refusal_of(error: GatewayError) -> Callable[[], Awaitable[None]]:
-    """A `receive` that refuses: the call takes its ordinary way through identity and record, and ends there."""
-
-    async def receive() -> None:
-        raise error
-
-    return receive
-
-
-def _check_version(version: str) -> None:
-    if version and not is_version(version):
-        raise GatewayError(
-            Reason.BAD_REQUEST,
-            f"model version {version[:64]!r} is not a version: versions are whole numbers such as '1'",
-        )
 
 
 def _least(a: float | None, b: float | None) -> float | None:

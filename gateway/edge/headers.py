@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gateway.core.call import Call, Metadata
+from gateway.core.credentials import NO_CREDENTIALS, NO_PEER, Credentials, Peer
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.header_names import (
     API_KEY,
@@ -57,7 +58,7 @@ class ClientHeaders:
 
     request_id: str
     timeout_s: float | None = None
-    api_key: str | None = None
+    credentials: Credentials = NO_CREDENTIALS
     explain: bool = False
     metadata: Metadata = ()
     dropped: int = 0
@@ -69,11 +70,13 @@ class HeaderReader:
     """Reads request headers under one policy.
 
     `forward` is the policy's `forward_headers`: names, prefixes ending in `*`, or `*`. `chance` makes the ids of calls
-    that bring none. Never raises: a fault is returned in the result.
+    that bring none. `identity_header` is the one in which trusted peers name the tenant, "" if there is none. Never
+    raises: a fault is returned in the result.
     """
 
-    def __init__(self, forward: tuple[str, ...], chance: random.Random) -> None:
+    def __init__(self, forward: tuple[str, ...], chance: random.Random, identity_header: str = "") -> None:
         self._chance = chance
+        self._identity_header = identity_header
         self._all = "*" in forward
         self._names = frozenset(name.lower() for name in forward if not name.endswith("*"))
         self._prefixes = tuple(name[:-1].lower() for name in forward if name.endswith("*") and name != "*")
@@ -83,13 +86,13 @@ class HeaderReader:
         """32 hex digits."""
         return f"{self._chance.getrandbits(128):032x}"
 
-    def read(self, pairs: Pairs) -> ClientHeaders:
-        """`pairs` in the order of arrival, names in lower case."""
+    def read(self, pairs: Pairs, peer: Peer = NO_PEER) -> ClientHeaders:
+        """`pairs` in the order of arrival, names in lower case; `peer` is who sends them."""
         use = self._use
         relevant = [pair for pair in pairs if (use[pair[0]] if pair[0] in use else self._learn(pair[0]))]
-        return self._read(relevant) if relevant else ClientHeaders(self.new_request_id())
+        return self._read(relevant, peer)
 
-    def read_bytes(self, pairs: Iterable[tuple[bytes, bytes]]) -> ClientHeaders:
+    def read_bytes(self, pairs: Iterable[tuple[bytes, bytes]], peer: Peer = NO_PEER) -> ClientHeaders:
         """The same for pairs of bytes, taken as ISO 8859-1 (RFC 9110 section 5.5)."""
         use = self._use
         relevant = [
@@ -97,13 +100,13 @@ class HeaderReader:
             for name, value in pairs
             if (use[name] if name in use else self._learn(name))
         ]
-        return self._read(relevant) if relevant else ClientHeaders(self.new_request_id())
+        return self._read(relevant, peer)
 
     def _learn(self, name: str | bytes) -> int:
         """What a header of this name is for: a sum of `_OURS` and `_ON`. Remembered, because names repeat."""
         text = name if isinstance(name, str) else name.decode("latin-1")
-        use = _OURS if text in _OWN else 0
-        if not never_forwarded(text) and self._forwards(text):
+        use = _OURS if text in _OWN or text == self._identity_header else 0
+        if not never_forwarded(text) and text != self._identity_header and self._forwards(text):
             use += _ON
         if len(self._use) >= _USES_MAX:
             self._use.clear()
@@ -114,7 +117,9 @@ class HeaderReader:
     def _forwards(self, name: str) -> bool:
         return self._all or name in self._names or name.startswith(self._prefixes)
 
-    def _read(self, pairs: list[tuple[str, str]]) -> ClientHeaders:
+    def _read(self, pairs: list[tuple[str, str]], peer: Peer) -> ClientHeaders:
+        if not pairs:
+            return ClientHeaders(self.new_request_id(), credentials=_shown(peer))
         own: dict[str, list[str]] = {}
         forwarded: list[tuple[str, str]] = []
         for pair in pairs:
@@ -126,14 +131,15 @@ class HeaderReader:
                 own.setdefault(name, []).append(pair[1])
             if use & _ON:
                 forwarded.append(pair)
-        return self._finish(own, forwarded)
+        return self._finish(own, forwarded, peer)
 
-    def _finish(self, own: dict[str, list[str]], forwarded: list[tuple[str, str]]) -> ClientHeaders:
+    def _finish(self, own: dict[str, list[str]], forwarded: list[tuple[str, str]], peer: Peer) -> ClientHeaders:
         read = ClientHeaders("")
         try:
+            # First: whoever has another header wrong is told of that, and not that it is unknown.
+            read.credentials = self._credentials(own, peer)
             read.request_id = _request_id(own.get(REQUEST_ID, ())) or self.new_request_id()
             read.timeout_s = _timeout_s(own.get(TIMEOUT_MS, ()))
-            read.api_key = _api_key(own.get(API_KEY, ()), own.get("authorization", ()))
             read.explain = _explain(own.get(EXPLAIN, ()))
             for name in NOT_YET:
                 if name in own:
@@ -165,6 +171,18 @@ class HeaderReader:
             kept.extend(trace_context(own[TRACEPARENT], own.get(TRACESTATE, ())))
         read.metadata = tuple(kept)
         return read
+
+    def _credentials(self, own: dict[str, list[str]], peer: Peer) -> Credentials:
+        keys, tokens = own.get(API_KEY, ()), own.get("authorization", ())
+        name = self._identity_header
+        if not keys and not tokens and (not name or name not in own):
+            return _shown(peer)
+        bearers = _bearer(tokens)
+        if len({*keys, *bearers}) > 1:
+            raise GatewayError(Reason.BAD_REQUEST, f"{API_KEY} and authorization name different keys; send one of them")
+        claimed = _one(name, own[name]) if name and name in own else None
+        key, bearer = keys[0] if keys else "", bearers[0] if bearers else ""
+        return Credentials(key or None, bearer or None, claimed, peer)
 
 
 _OURS, _ON = 1, 2
@@ -206,16 +224,19 @@ def _timeout_s(values: Iterable[str]) -> float | None:
     return int(value) / 1000
 
 
-def _api_key(keys: Iterable[str], authorizations: Iterable[str]) -> str | None:
-    """The caller's key. An `authorization` of another scheme than Bearer is no key of ours and is left alone."""
-    found = set(keys)
+def _bearer(authorizations: Iterable[str]) -> list[str]:
+    """The tokens. An `authorization` of another scheme than Bearer is none of ours and is left alone."""
+    found = []
     for value in authorizations:
         scheme, _, token = value.partition(" ")
         if scheme.lower() == "bearer":
-            found.add(token.strip())
-    if len(found) > 1:
-        raise GatewayError(Reason.BAD_REQUEST, f"{API_KEY} and authorization name different keys; send one of them")
-    return (found.pop() if found else None) or None
+            found.append(token.strip())
+    return found
+
+
+def _shown(peer: Peer) -> Credentials:
+    """What a request shows that brings no credentials of its own."""
+    return NO_CREDENTIALS if peer is NO_PEER else Credentials(peer=peer)
 
 
 def _explain(values: Iterable[str]) -> bool:

@@ -64,13 +64,14 @@ class HttpAnswers:
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
-        self._blocks: dict[tuple[str, str, str, str, int], bytes] = {}
+        self._blocks: dict[tuple[str, str, str, str, str, int], bytes] = {}
 
     def inferred(self, call: Call, rendered: HttpInferResponse, explanation: str) -> HttpAnswer:
         """The answer to an inference call."""
         trail = call.trail
         key = (
             rendered.content_type,
+            rendered.content_coding,
             call.model,
             trail.version_served or trail.version_routed,
             trail.rung,
@@ -79,6 +80,8 @@ class HttpAnswers:
         block = self._blocks.get(key)
         if block is None:
             pairs = [pair for pair in response_headers(call) if pair[0] != REQUEST_ID]
+            if rendered.content_coding:
+                pairs.insert(0, ("Content-Encoding", rendered.content_coding))
             block = header_block([(b"Content-Type", rendered.content_type.encode("ascii")), *_encoded(pairs)])
             if len(self._blocks) >= _BLOCKS_MAX:
                 self._blocks.clear()

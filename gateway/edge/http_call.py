@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
-from gateway.core.faces import BodyBudget, BodyLimits, Catalogue
+from gateway.core.faces import BodyLimits
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
-from gateway.core.service import Service
-from gateway.edge.explain import Explainer
 from gateway.edge.headers import ClientHeaders
-from gateway.edge.http_answer import HttpAnswer, HttpAnswers, Refusal
-from gateway.edge.observer import EdgeObserver
+from gateway.edge.http_answer import HttpAnswer, Refusal
+from gateway.edge.http_coding import InflatingBody, arriving_bytes_max, no_memory, request_coding
+from gateway.edge.http_kit import CallKit
 from gateway.edge.status import internal_error, status_of
-from gateway.runtime.clock import Clock
+from gateway.wire.content_coding import IDENTITY
 from gateway.wire.http1 import RequestHead
-from gateway.wire.http_path import PathMatch, Route
+from gateway.wire.http_path import PathMatch
 from gateway.wire.kserve.http_raw import decode_raw_infer
 from gateway.wire.kserve.http_request import (
     ALL_JSON,
@@ -36,23 +34,19 @@ from gateway.wire.kserve.http_request import (
     parse_header_length,
 )
 from gateway.wire.kserve.http_response import encode_http_infer
-from gateway.wire.kserve.model_config import ModelConfigSummary, summarise_config
 
 _log = logging.getLogger("sluice.edge")
 
 UNKNOWN_MODEL_LIMITS = BodyLimits(64 * 1024, 64 * 1024)
 """The limit for a model that no policy names: its call is refused before the body matters."""
 
-_OUTCOME_OF_UNRENDERED = {Reason.UPSTREAM_BROKEN: Outcome.BROKEN, Reason.BAD_REQUEST: Outcome.CALLER_FAULT}
-_SUMMARIES_MAX = 256
+_OUTCOME_OF_UNRENDERED = {
+    Reason.UPSTREAM_BROKEN: Outcome.BROKEN,
+    Reason.BAD_REQUEST: Outcome.CALLER_FAULT,
+    Reason.DEADLINE: Outcome.EXPIRED,
+}
 CLIENT_LEFT = 499
 """What stands for a status where nobody is left to be told one: nginx's word for it."""
-
-
-class LimitsOf(Protocol):
-    """The limits of a model; None if no policy names it."""
-
-    def __call__(self, model: str) -> BodyLimits | None: ...
 
 
 class Outlet(Protocol):
@@ -64,6 +58,18 @@ class Outlet(Protocol):
 
     def write(self, call: HttpCall, answer: HttpAnswer) -> None: ...
 
+    def begin(self, call: HttpCall, answer: HttpAnswer) -> None:
+        """Begin an answer whose length is not known; `answer` holds its first part. Only when `may_write`."""
+        ...
+
+    def part(self, call: HttpCall, data: bytes) -> None:
+        """The next part of it, which leaves at once."""
+        ...
+
+    def end(self, call: HttpCall) -> None:
+        """It is complete."""
+        ...
+
     def want_body(self, call: HttpCall) -> None:
         """The service waits for the body: read on, and grant what the client expects."""
         ...
@@ -73,47 +79,23 @@ class Outlet(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class CallKit:
-    """What all calls of one edge share."""
-
-    service: Service
-    catalogue: Catalogue
-    answers: HttpAnswers
-    explainer: Explainer
-    clock: Clock
-    observer: EdgeObserver
-    limits_of: LimitsOf
-    budget: BodyBudget
-    tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
-    """Strong references: asyncio keeps only weak ones. Not a set, whose order would change from run to run."""
-    _summaries: dict[bytes, ModelConfigSummary] = field(default_factory=dict)
-
-    def config_of(self, model: str, version: str) -> ModelConfigSummary:
-        document = self.catalogue.model_config(model, version).proto
-        summary = self._summaries.get(document)
-        if summary is None:
-            summary = summarise_config(document)
-            if len(self._summaries) >= _SUMMARIES_MAX:
-                self._summaries.clear()
-            self._summaries[document] = summary
-        return summary
-
-
 class HttpCall:
     """One inference request. The connection feeds it the body and asks `answer` for what is ready to be written."""
 
     __slots__ = (
+        "_arriving_max",
         "_body_bytes",
         "_complete",
         "_fault",
         "_head",
+        "_inflating",
         "_kit",
         "_named",
         "_outlet",
         "_pieces",
         "_plan",
         "_reserved",
+        "_route",
         "_started",
         "_task",
         "_turn",
@@ -140,7 +122,10 @@ class HttpCall:
         self._kit = kit
         self._outlet = outlet
         self._head = head
+        assert match.route is not None, "what has no route is no call"
+        self._route = match.route
         clock = kit.clock
+        coding = None if fault is not None else request_coding(head)
         self.call = Call(
             request_id=client.request_id,
             model=match.model,
@@ -148,8 +133,9 @@ class HttpCall:
             arrived_s=arrived_s,
             arrived_wall_s=clock.wall_s() - (clock.now_s() - arrived_s),
             receive=self.receive,
-            body_bytes=None if head.chunked else head.content_length or 0,
-            api_key=client.api_key,
+            # How large a compressed body will be, nobody has said.
+            body_bytes=None if head.chunked or coding else head.content_length or 0,
+            credentials=client.credentials,
             metadata=client.metadata,
             timeout_s=client.timeout_s,
             explain=client.explain,
@@ -159,6 +145,12 @@ class HttpCall:
         self._named = named = head.get(b"inference-header-content-length")
         # Without that header all of the body is JSON.
         self.body_limit = limits.body if named is not None else min(limits.body, limits.json)
+        """Of the body as it is to be read: decompressed."""
+        self._arriving_max = self.body_limit
+        self._inflating: InflatingBody | None = None
+        if coding:
+            self._arriving_max = arriving_bytes_max(self.body_limit)
+            self._inflating = InflatingBody(kit.coding.workers, kit.budget, self.body_limit, self._bomb)
         self.answer: HttpAnswer | None = None
         """An error that waits for its turn. A good answer never waits here: its task does."""
         self.answered = False
@@ -200,12 +192,14 @@ class HttpCall:
             return
         size = self._body_bytes + len(data)
         self._body_bytes = size
-        if size > self.body_limit:
-            self.fail_body(self._too_large(f"the body has more than {self.body_limit} bytes"))
+        if size > self._arriving_max:
+            self.fail_body(self._too_large(f"the body has more than {self._arriving_max} bytes"))
         elif size > self._reserved and not self._reserve(size):
-            self.fail_body(_no_memory())
+            self.fail_body(no_memory())
         else:
             self._pieces.append(data)
+            if self._inflating is not None:
+                _wake(self._waiter)
 
     def end_body(self) -> None:
         """The body is complete."""
@@ -228,19 +222,17 @@ class HttpCall:
             return
         declared = self._head.content_length
         if declared is not None and self._fault is None:
-            if declared > self.body_limit:
+            if declared > self._arriving_max:
                 self.fail_body(self._too_large(f"the body has {declared} bytes"))
             elif declared > self._reserved and not self._reserve(declared):
-                self.fail_body(_no_memory())
+                self.fail_body(no_memory())
         if not self._complete and self._fault is None:
             self.wanted = True
             self._outlet.want_body(self)
-            while not self._complete and self._fault is None:
-                self._waiter = asyncio.get_running_loop().create_future()
-                try:
-                    await self._waiter
-                finally:
-                    self._waiter = None
+        if self._inflating is not None:
+            await self._inflate(self._inflating)
+        while not self._complete and self._fault is None:
+            await self._more()
         if self._fault is not None:
             raise self._fault.error
         pieces = self._pieces
@@ -248,6 +240,37 @@ class HttpCall:
         self._pieces = []
         self._decode(body)
         self.call.trail.received_s = self._kit.clock.now_s()
+
+    async def _more(self) -> None:
+        """Wait until something has happened to the body."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    async def _inflate(self, inflating: InflatingBody) -> None:
+        """Put the decompressed body in the place of the one that arrives, as it arrives. What is wrong with it fails
+        the body.
+        """
+        try:
+            while self._fault is None:
+                pieces, self._pieces = self._pieces, []
+                await inflating.add(pieces)
+                if self._pieces or self._fault is not None:
+                    continue
+                if self._complete:
+                    inflating.end()
+                    self._pieces = list(inflating.pieces)
+                    self._kit.budget.release(self._reserved)  # the compressed bytes are gone
+                    self._reserved = 0
+                    return
+                await self._more()
+        except GatewayError as error:
+            self.fail_body(error)
+
+    def _bomb(self) -> GatewayError:
+        return self._too_large(f"the body decompresses to more than {self.body_limit} bytes")
 
     def _decode(self, body: bytes | memoryview) -> None:
         length = None if self._named is None else parse_header_length(self._named, len(body))
@@ -261,6 +284,7 @@ class HttpCall:
         self._plan = request.plan
         self.call.body_id = request.id
         self.call.message = request.message
+        self.call.sequence = request.sequence
 
     def _reserve(self, size: int) -> bool:
         if not self._kit.budget.try_reserve(size - self._reserved):
@@ -272,6 +296,9 @@ class HttpCall:
         if self._reserved:
             self._kit.budget.release(self._reserved)
             self._reserved = 0
+        if self._inflating is not None:
+            self._inflating.close()
+            self._inflating = None  # it knows this call: a circle
 
     def _too_large(self, what: str) -> GatewayError:
         if self._named is None and self.body_limit < self.limits.body:
@@ -312,19 +339,7 @@ class HttpCall:
         try:
             self._started = True
             reply = await kit.service.send(call)
-            rendered = encode_http_infer(reply.message, self._plan, call.body_id)
-            if not self._outlet.may_write(self):
-                await self._my_turn()
-            now_s = kit.clock.now_s()
-            if self._left():
-                outcome = Outcome.ABANDONED
-            elif now_s > call.deadline_s:
-                outcome = Outcome.EXPIRED
-                error = GatewayError(Reason.DEADLINE, "the deadline passed before the answer could be written")
-            else:
-                story = kit.explainer.explain(call, now_s) if call.explain else ""
-                self._outlet.write(self, kit.answers.inferred(call, rendered, story))
-                outcome = Outcome.OK
+            outcome = await self._deliver(reply)
         except GatewayError as raised:
             error = raised
             outcome = _OUTCOME_OF_UNRENDERED.get(raised.reason, Outcome.GATEWAY_FAULT)
@@ -345,6 +360,31 @@ class HttpCall:
                 await self._close(reply, outcome)
             self._end()
 
+    async def _deliver(self, reply: Reply) -> Outcome:
+        """Write the answer when its turn comes; how that ended. Raises `GatewayError` for what is to be told."""
+        rendered = encode_http_infer(reply.message, self._plan, self.call.body_id)
+        coding = self._kit.coding.chosen(self._head.get(b"accept-encoding"))
+        if coding != IDENTITY:
+            rendered = await self._kit.coding.encode(rendered, coding, self._expired)
+        if not await self._may_begin():
+            return Outcome.ABANDONED
+        self._outlet.write(self, self._kit.answers.inferred(self.call, rendered, self._story()))
+        return Outcome.OK
+
+    async def _may_begin(self) -> bool:
+        """Wait for this call's turn; False if nobody is left to write to. Raises `GatewayError` (DEADLINE)."""
+        if not self._outlet.may_write(self):
+            await self._my_turn()
+        if self._left():
+            return False
+        if self._expired():
+            raise GatewayError(Reason.DEADLINE, "the deadline passed before the answer could be written")
+        return True
+
+    def _story(self, error: GatewayError | None = None) -> str:
+        call, kit = self.call, self._kit
+        return kit.explainer.explain(call, kit.clock.now_s(), error) if call.explain else ""
+
     def _over(self, task: asyncio.Task[None]) -> None:
         """The task is done. If it was cancelled before its first step, nothing of `_run` has run, its `finally`
         included.
@@ -358,8 +398,11 @@ class HttpCall:
                 error = self.call.cut or self._internal(asyncio.CancelledError("before the call had begun"))
                 status = status_of(error)
                 self._fail(error)
-            self._kit.observer.request_without_call("http", Route.MODEL_INFER.template, str(status))
+            self._kit.observer.request_without_call("http", self._route.template, str(status))
             self._end()
+
+    def _expired(self) -> bool:
+        return self._kit.clock.now_s() > self.call.deadline_s
 
     def _left(self) -> bool:
         return self.call.abandoned
@@ -380,7 +423,7 @@ class HttpCall:
             return
         call, kit = self.call, self._kit
         try:
-            story = kit.explainer.explain(call, kit.clock.now_s(), error) if call.explain else ""
+            story = self._story(error)
             known = self._fault is not None and error is self._fault.error
             answer = kit.answers.call_failed(call, self._fault if known and self._fault else Refusal(error), story)
             if self._outlet.may_write(self):
@@ -417,9 +460,3 @@ class HttpCall:
 def _wake(waiter: asyncio.Future[None] | None) -> None:
     if waiter is not None and not waiter.done():
         waiter.set_result(None)
-
-
-def _no_memory() -> GatewayError:
-    return GatewayError(
-        Reason.BODY_MEMORY, "the gateway's memory for request bodies is used up; try again", retry_after_s=1.0
-    )

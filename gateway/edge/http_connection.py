@@ -18,96 +18,64 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
+from gateway.core.credentials import NO_PEER, Peer
 from gateway.core.errors import GatewayError, Reason
 from gateway.edge.http_answer import HttpAnswer, ReadyAnswer
-from gateway.edge.http_call import HttpCall
 from gateway.edge.http_outbox import JOIN_BYTES_MAX, Outbox
-from gateway.edge.lazy_timer import FOREVER, LazyTimer
+from gateway.edge.http_pacing import PacedConnection
+from gateway.edge.http_question import Exchange, exchange_for
+from gateway.edge.lazy_timer import FOREVER
 from gateway.wire.http1 import (
     AfterResponse,
     BodyChunk,
     Event,
-    Http1Server,
     Phase,
     ProtocolFault,
     RequestEnd,
     RequestHead,
 )
-from gateway.wire.http_path import Route
 
 if TYPE_CHECKING:
     from gateway.edge.http_server import HttpServer
 
 _log = logging.getLogger("sluice.edge")
 
-UNWANTED_BODY_BYTES = 256 * 1024
 TURN_EVENTS_MAX = 64
 """Events of one connection that are handled before the others get their turn: one read may hold thousands of small
 requests, and those that need no model server are answered at once."""
-LINGER_S = 2.0
-"""After an answer that ends a connection with input unread, the client gets this long to read it: a close with unread
-input resets the connection, and the reset can overtake the answer."""
-
 _UNREAD = frozenset({Phase.HEAD, Phase.BODY, Phase.DRAIN})
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(PacedConnection):
     """Drives one codec. Made by `HttpServer` for each accepted connection."""
 
     __slots__ = (
-        "_codec",
-        "_drain_s",
         "_dropped_bytes",
         "_ended",
         "_faulted",
-        "_finished",
         "_handling",
-        "_head_s",
-        "_held_s",
-        "_lingering",
         "_loop",
-        "_mark_bytes",
         "_open",
         "_outbox",
-        "_read_s",
-        "_reading",
-        "_reading_paused",
-        "_server",
-        "_timer",
-        "_transport",
-        "_write_deadline_s",
+        "_peer",
         "_write_paused",
         "_yielded",
     )
 
     def __init__(self, server: HttpServer) -> None:
-        self._server = server
-        self._codec = Http1Server(server.http1_limits)
-        self._transport: asyncio.Transport | None = None
+        super().__init__(server)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._open: deque[HttpCall | ReadyAnswer] = deque()
-        self._reading: HttpCall | None = None
-        """Whose body arrives."""
+        self._open: deque[Exchange | ReadyAnswer] = deque()
         self._handling = False
-        self._finished = False
         self._yielded = False
         """Requests that have come wait for this connection's next turn."""
         self._ended = False
         """The client's bytes have ended, and what of them waits for a turn comes first."""
-        self._lingering = False
         self._outbox = Outbox(server.kit.budget, lambda: self._give_up("slow_reader"))
-        self._reading_paused = False
+        self._peer: Peer = NO_PEER
         self._write_paused = False
-        self._read_s = 0.0
-        self._head_s = 0.0
-        """When the first byte of the head in work came; 0.0 if none is."""
-        self._held_s = 0.0
-        self._drain_s = 0.0
         self._dropped_bytes = 0
         self._faulted = False
-        self._write_deadline_s = FOREVER
-        self._mark_bytes = 0
-        self._timer = LazyTimer(server.wheel, self._next_deadline_s, self._look)
 
     # -------------------------------------------------- asyncio's callbacks
 
@@ -115,6 +83,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without being derived from it
         self._outbox.transport = self._transport
         self._loop = asyncio.get_running_loop()
+        self._peer = NO_PEER if self._server.peers is None else self._server.peers.of(transport)
         self._read_s = self._server.clock.now_s()
         if self._server.admit(self):
             self._timer.watch()
@@ -149,9 +118,8 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._finished = True
         self._transport = None
-        self._outbox.transport = None
-        self._outbox.unstuck()
-        self._timer.cancel()
+        self._outbox.close()
+        self._timer.close()
         self._leave()
         self._server.closed(self)
 
@@ -247,13 +215,12 @@ class HttpConnection(asyncio.Protocol):
     def _begin(self, head: RequestHead, arrived_s: float) -> None:
         server = self._server
         desk = server.desk
-        client = server.reader.read_bytes(head.headers)
+        client = server.reader.read_bytes(head.headers, self._peer)
         server.headers_dropped += client.dropped
         match = desk.match(head)
         refusal = desk.refuse(head, match, client)
-        if refusal is None and match.route is Route.MODEL_INFER:
-            fault = desk.fault(head, match, client)
-            exchange = HttpCall(server.kit, self, head, match, client, arrived_s, fault)
+        exchange = None if refusal is not None else exchange_for(server, self, head, match, client, arrived_s)
+        if exchange is not None:
             self._open.append(exchange)
             self._reading = exchange
             assert self._loop is not None
@@ -279,11 +246,33 @@ class HttpConnection(asyncio.Protocol):
 
     # -------------------------------------------------------------- output
 
-    def may_write(self, call: HttpCall) -> bool:
+    def may_write(self, call: Exchange) -> bool:
         return bool(self._open) and self._open[0] is call and not self._write_paused and not self._finished
 
-    def write(self, call: HttpCall, answer: HttpAnswer) -> None:
+    def write(self, call: Exchange, answer: HttpAnswer) -> None:
         self._answer(call, answer)
+        self._go_on_reading()
+
+    def begin(self, call: Exchange, answer: HttpAnswer) -> None:
+        codec = self._codec
+        head = codec.response(answer.status, block=answer.block, close=self._closes(answer.status))
+        self._take_over(call)
+        # In one write: the client learns of the answer and of its first part together.
+        self._outbox.emit(b"".join((head, codec.chunk(b"".join(answer.chunks)))))
+
+    def part(self, call: Exchange, data: bytes) -> None:
+        self._outbox.emit(self._codec.chunk(data))
+
+    def end(self, call: Exchange) -> None:
+        unread = self._unread()
+        self._outbox.emit(self._codec.end())
+        self._settle(unread)
+        if self._server.draining:
+            self.drain()
+        self._go_on_reading()
+
+    def _go_on_reading(self) -> None:
+        """An answer was written outside `_handle`."""
         if self._handling or self._finished:
             return
         self._read_s = self._server.clock.now_s()
@@ -292,16 +281,11 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._regulate(self._read_s)
 
-    def want_body(self, call: HttpCall) -> None:
+    def want_body(self, call: Exchange) -> None:
         if self._open and self._open[0] is call:
             self._outbox.emit(self._codec.continue_100())
         self._read_s = now_s = self._server.clock.now_s()
         self._regulate(now_s)
-
-    def abort(self) -> None:
-        self._finished = True
-        if self._transport is not None:
-            self._transport.abort()
 
     def _advance(self) -> bool:
         """Write the answers that are ready, oldest first, until one is not or the client must read first. Whether any
@@ -310,7 +294,6 @@ class HttpConnection(asyncio.Protocol):
         while self._open and not self._write_paused and not self._finished:
             oldest = self._open[0]
             if oldest.answer is None:
-                assert isinstance(oldest, HttpCall)
                 oldest.take_turn()
                 if oldest.wanted:
                     self._outbox.emit(self._codec.continue_100())
@@ -319,15 +302,11 @@ class HttpConnection(asyncio.Protocol):
             wrote = True
         return wrote
 
-    def _answer(self, exchange: HttpCall | ReadyAnswer, answer: HttpAnswer) -> None:
+    def _answer(self, exchange: Exchange | ReadyAnswer, answer: HttpAnswer) -> None:
         codec = self._codec
-        held, phase = codec.held_bytes, codec.phase
-        # After a 408 the rest of the body may come at any time or never (RFC 9110 section 15.5.9).
-        close = answer.status == 408 or (self._server.draining and len(self._open) == 1 and not held)
-        if isinstance(exchange, HttpCall):
-            exchange.answered = True
-        if exchange is self._reading:
-            self._reading = None
+        unread = self._unread()
+        close = self._closes(answer.status)
+        self._take_over(exchange)
         if answer.length <= JOIN_BYTES_MAX:
             chunks = answer.chunks
             body = b"".join(chunks)
@@ -337,11 +316,30 @@ class HttpConnection(asyncio.Protocol):
             if codec.answer_has_body:
                 for chunk in answer.chunks:
                     self._outbox.emit(chunk)
+        self._settle(unread)
+
+    def _closes(self, status: int) -> bool:
+        """Whether an answer with this status is the connection's last."""
+        # After a 408 the rest of the body may come at any time or never (RFC 9110 section 15.5.9).
+        return status == 408 or (self._server.draining and len(self._open) == 1 and not self._codec.held_bytes)
+
+    def _take_over(self, exchange: Exchange | ReadyAnswer) -> None:
+        """The final answer to `exchange` begins."""
+        if not isinstance(exchange, ReadyAnswer):
+            exchange.answered = True
+        if exchange is self._reading:
+            self._reading = None
+
+    def _unread(self) -> bool:
+        """Whether input is left that nobody will read if the connection is closed now."""
+        return self._codec.held_bytes > 0 or self._codec.phase in _UNREAD
+
+    def _settle(self, unread: bool) -> None:
+        """The oldest answer is complete; `unread` was so before it."""
         self._open.popleft()
-        after = codec.after_response()
+        after = self._codec.after_response()
         if after is AfterResponse.CLOSE:
-            unread = self._faulted or held > 0 or phase in _UNREAD or codec.discarded_bytes > 0
-            self._finish(linger=unread)
+            self._finish(linger=unread or self._faulted or self._codec.discarded_bytes > 0)
         elif after is AfterResponse.DRAIN:
             self._drain_s = self._server.clock.now_s()
 
@@ -372,7 +370,7 @@ class HttpConnection(asyncio.Protocol):
         self._reading = None
         while self._open:
             exchange = self._open.popleft()
-            if isinstance(exchange, HttpCall):
+            if not isinstance(exchange, ReadyAnswer):
                 exchange.abandon()
 
     def _drop(self, size: int) -> None:
@@ -397,104 +395,5 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
             return
         for exchange in tuple(self._open):
-            if isinstance(exchange, HttpCall):
+            if not isinstance(exchange, ReadyAnswer):
                 exchange.cut(error)
-
-    # ------------------------------------------------ pausing and time-outs
-
-    def _regulate(self, now_s: float) -> None:
-        """Pause or resume reading, and see to the timer. `now_s` is when what was handled last had come."""
-        codec, reading = self._codec, self._reading
-        held = codec.held_bytes
-        self._held_s = (self._held_s or now_s) if held else 0.0
-        pause = (held > 0 and codec.paused) or (reading is not None and reading.held_bytes >= UNWANTED_BODY_BYTES)
-        if pause is not self._reading_paused:
-            self._pause_reading(pause)
-        phase = codec.phase
-        if phase is Phase.ANSWER:
-            return  # nothing is waited for from the client
-        if phase is Phase.HEAD and not self._head_s:
-            self._head_s = self._read_s
-        self._timer.watch()
-
-    def _pause_reading(self, pause: bool) -> None:
-        if pause is self._reading_paused or self._transport is None:
-            return
-        self._reading_paused = pause
-        if pause:
-            self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
-
-    def _watch_writing(self) -> None:
-        assert self._transport is not None
-        self._mark_bytes = self._transport.get_write_buffer_size()
-        self._write_deadline_s = self._server.clock.now_s() + self._server.limits.write_timeout_ms / 1000
-        self._timer.watch()
-
-    def _read_deadline_s(self) -> float:
-        """When what is waited for from the client is overdue."""
-        limits = self._server.limits
-        if self._lingering:
-            return self._read_s + LINGER_S
-        if self._finished:
-            return FOREVER
-        phase = self._codec.phase
-        if phase is Phase.IDLE:
-            return self._read_s + limits.keepalive_idle_ms / 1000
-        if phase is Phase.BODY:
-            reading = self._reading
-            if reading is None or self._reading_paused or not reading.waits_for_client:
-                return FOREVER
-            return self._read_s + limits.body_idle_timeout_ms / 1000
-        if phase is Phase.HEAD:
-            return self._head_s + limits.header_timeout_ms / 1000
-        return self._drain_s + limits.body_idle_timeout_ms / 1000 if phase is Phase.DRAIN else FOREVER
-
-    def _next_deadline_s(self) -> float:
-        return min(self._read_deadline_s(), self._write_deadline_s)
-
-    def _look(self) -> None:
-        """Is anything overdue?"""
-        transport = self._transport
-        if transport is None:
-            return
-        now_s = self._server.clock.now_s()
-        if now_s >= self._write_deadline_s:
-            left = transport.get_write_buffer_size()
-            if left and left >= self._mark_bytes:
-                self._give_up("slow_reader")
-                return
-            if left:
-                self._watch_writing()
-            else:
-                self._write_deadline_s = FOREVER
-        if now_s >= self._read_deadline_s():
-            self._overdue(transport)
-        if self._transport is not None:
-            self._timer.watch()
-
-    def _overdue(self, transport: asyncio.Transport) -> None:
-        phase = self._codec.phase
-        if self._lingering:
-            transport.abort()
-            self._lingering = False
-        elif phase is Phase.IDLE:
-            if transport.get_write_buffer_size():
-                self._give_up("slow_reader")
-            else:
-                self._finish(linger=False)
-        elif phase is Phase.HEAD:
-            self._give_up("slow_head")
-        elif phase is Phase.DRAIN:
-            self._give_up("slow_drain")
-        elif self._reading is not None:
-            self._server.observer.protocol_fault("http", "slow_body")
-            idle_ms = self._server.limits.body_idle_timeout_ms
-            self._reading.fail_body(
-                GatewayError(Reason.SLOW_BODY, f"no part of the request body arrived for {idle_ms} ms")
-            )
-
-    def _give_up(self, kind: str) -> None:
-        self._server.observer.protocol_fault("http", kind)
-        self.abort()

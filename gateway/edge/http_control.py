@@ -1,6 +1,7 @@
 """Requests that need no model: routing, control queries from the catalogue, and refusals that headers decide.
 
-Everything here is synchronous. What comes out is either an answer or the word that the request is an inference call.
+What comes out is an answer, at once, or the word that the request is an inference call or a question to the model
+servers (`ask`).
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from gateway.core.call import Identity
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import Authenticator, Catalogue
 from gateway.edge.headers import ClientHeaders
 from gateway.edge.http_answer import EMPTY_TYPE, HttpAnswer, HttpAnswers, Refusal
+from gateway.edge.http_coding import coding_fault
 from gateway.edge.observer import EdgeObserver
-from gateway.edge.status import NO_SUCH_METHOD, NO_SUCH_ROUTE, internal_error
+from gateway.edge.refusals import LOAD, LOG, SHARED_MEMORY, TRACE
+from gateway.edge.status import MODEL_NOT_READY, NO_SUCH_METHOD, NO_SUCH_ROUTE, error_body, internal_error
 from gateway.wire.http1 import RequestHead
 from gateway.wire.http_path import PathMatch, PathMatcher, PathResult, Route
 from gateway.wire.kserve.metadata import decode_model_metadata, decode_server_metadata
+from gateway.wire.kserve.repository import NAMED_REPOSITORY, decode_index_body, index_to_json
 
 _log = logging.getLogger("sluice.edge")
 
@@ -30,35 +35,34 @@ SERVED = frozenset(
         Route.MODEL_READY,
         Route.MODEL_CONFIG,
         Route.MODEL_INFER,
+        Route.MODEL_GENERATE,
+        Route.MODEL_GENERATE_STREAM,
+        Route.MODEL_STATS,
+        Route.ALL_STATS,
+        Route.REPOSITORY_INDEX,
     }
 )
+CALLS = frozenset({Route.MODEL_INFER, Route.MODEL_GENERATE, Route.MODEL_GENERATE_STREAM})
+"""What becomes a call, and so has a record."""
+ASKED = frozenset({Route.MODEL_STATS, Route.ALL_STATS, Route.REPOSITORY_INDEX})
+"""Control queries for which the model servers must be asked: `HttpQuestion` waits for them."""
 OPEN_ROUTES = frozenset({Route.HEALTH_LIVE, Route.HEALTH_READY, Route.MODEL_READY})
 """Control queries that need no key: orchestrators and balancers have none."""
 
-_LATER = "not served by this gateway yet"
-_SHARED_MEMORY = (
-    "shared memory is refused: a region exists on one server only; send tensors as binary data in the request instead"
-)
-_OPERATORS = "not possible through the gateway: it is for the operators of the model servers, on the servers' own ports"
 
 REFUSED: Mapping[Route, str] = MappingProxyType(
     {
-        Route.MODEL_GENERATE: f"generate is {_LATER}; use infer",
-        Route.MODEL_GENERATE_STREAM: f"generate_stream is {_LATER}; use infer",
-        Route.MODEL_STATS: f"statistics are {_LATER}; the gateway's metrics port has its own",
-        Route.ALL_STATS: f"statistics are {_LATER}; the gateway's metrics port has its own",
-        Route.REPOSITORY_INDEX: f"the repository index is {_LATER}",
-        Route.REPOSITORY_LOAD: f"loading models is {_OPERATORS}",
-        Route.REPOSITORY_UNLOAD: f"unloading models is {_OPERATORS}",
-        Route.TRACE_SETTING: f"reading or changing trace settings is {_OPERATORS}",
-        Route.MODEL_TRACE_SETTING: f"reading or changing trace settings is {_OPERATORS}",
-        Route.LOGGING: f"reading or changing log settings is {_OPERATORS}",
-        Route.SYSTEM_SHARED_MEMORY_STATUS: _SHARED_MEMORY,
-        Route.SYSTEM_SHARED_MEMORY_REGISTER: _SHARED_MEMORY,
-        Route.SYSTEM_SHARED_MEMORY_UNREGISTER: _SHARED_MEMORY,
-        Route.CUDA_SHARED_MEMORY_STATUS: _SHARED_MEMORY,
-        Route.CUDA_SHARED_MEMORY_REGISTER: _SHARED_MEMORY,
-        Route.CUDA_SHARED_MEMORY_UNREGISTER: _SHARED_MEMORY,
+        Route.REPOSITORY_LOAD: LOAD,
+        Route.REPOSITORY_UNLOAD: LOAD,
+        Route.TRACE_SETTING: TRACE,
+        Route.MODEL_TRACE_SETTING: TRACE,
+        Route.LOGGING: LOG,
+        Route.SYSTEM_SHARED_MEMORY_STATUS: SHARED_MEMORY,
+        Route.SYSTEM_SHARED_MEMORY_REGISTER: SHARED_MEMORY,
+        Route.SYSTEM_SHARED_MEMORY_UNREGISTER: SHARED_MEMORY,
+        Route.CUDA_SHARED_MEMORY_STATUS: SHARED_MEMORY,
+        Route.CUDA_SHARED_MEMORY_REGISTER: SHARED_MEMORY,
+        Route.CUDA_SHARED_MEMORY_UNREGISTER: SHARED_MEMORY,
     }
 )
 """Routes of Triton's that are answered 501, with what to do instead."""
@@ -92,12 +96,14 @@ class ControlDesk:
         if head.method not in route.methods:
             error = GatewayError(Reason.UNKNOWN_ROUTE, NO_SUCH_METHOD)
             refusal = Refusal(error, 405, ((b"allow", route.allow),))
-        elif route is Route.MODEL_INFER:
+        elif route in CALLS:
             return None
         elif route not in SERVED:
             refusal = Refusal(GatewayError(Reason.UNSUPPORTED, REFUSED[route]))
         else:
             found = self.fault(head, match, client)
+            if found is None and match.repository:
+                found = Refusal(GatewayError(Reason.UNSUPPORTED, NAMED_REPOSITORY))
             if found is None:
                 return None
             refusal = found
@@ -113,14 +119,7 @@ class ControlDesk:
             return Refusal(GatewayError(Reason.BAD_REQUEST, match.reason))
         if client.fault is not None:
             return Refusal(client.fault, 431 if client.fault.reason is Reason.TOO_LARGE else 0)
-        coding = head.get(b"content-encoding")
-        if coding is not None and coding.lower() != b"identity":
-            error = GatewayError(
-                Reason.UNSUPPORTED,
-                "compressed request bodies are not served by this gateway yet; send the body without Content-Encoding",
-            )
-            return Refusal(error, 0, ((b"accept-encoding", b"identity"),))
-        return None
+        return coding_fault(head, match.route)
 
     def answer(self, match: PathMatch, client: ClientHeaders) -> HttpAnswer:
         """The answer to a control query that was not refused."""
@@ -134,6 +133,28 @@ class ControlDesk:
             _log.error("request %s: an internal fault ended a control query", client.request_id, exc_info=fault)
             return self._answers.refused(client.request_id, internal_error(), model=match.model)
 
+    def admit(self, match: PathMatch, client: ClientHeaders) -> Identity | HttpAnswer:
+        """Who asks the model servers, or why they may not."""
+        try:
+            identity = self._authenticator.identify(client.credentials)
+            if match.model and not identity.may_call(match.model):
+                raise GatewayError(Reason.FORBIDDEN, "this caller may not see this model")
+        except GatewayError as error:
+            return self.refused(match, client, error)
+        return identity
+
+    async def ask(self, match: PathMatch, client: ClientHeaders, identity: Identity, body: bytes) -> HttpAnswer:
+        """The answer to a question for which the model servers must be asked. Raises `GatewayError`."""
+        if match.route is Route.REPOSITORY_INDEX:
+            message = await self._catalogue.repository_index(decode_index_body(body), identity)
+            return self._answers.told(client.request_id, index_to_json(message))
+        document = (await self._catalogue.model_statistics(match.model, match.version, identity)).json
+        return self._answers.told(client.request_id, document, model=match.model)
+
+    def refused(self, match: PathMatch, client: ClientHeaders, error: GatewayError, status: int = 0) -> HttpAnswer:
+        """The answer to a question that ended in `error`; `status` is the HTTP status, 0 for the error's own."""
+        return self._answers.refused(client.request_id, error, status=status, model=match.model)
+
     def _answer(self, match: PathMatch, client: ClientHeaders) -> HttpAnswer:
         catalogue, route = self._catalogue, match.route
         if route is Route.HEALTH_LIVE:
@@ -141,13 +162,16 @@ class ControlDesk:
         if route is Route.HEALTH_READY:
             return self._health(client, catalogue.server_ready(), "")
         if route is Route.MODEL_READY:
-            return self._health(client, catalogue.model_ready(match.model, match.version), match.model)
-        identity = self._authenticator.identify(client.api_key)
+            if not catalogue.model_ready(match.model, match.version):
+                body = error_body(MODEL_NOT_READY)
+                return self._answers.told(client.request_id, body, status=400, model=match.model)
+            return self._health(client, True, match.model)
+        identity = self._authenticator.identify(client.credentials)
         if route is Route.SERVER_METADATA:
             body = self._render(route, catalogue.server_metadata(), _server_metadata_json)
             return self._answers.told(client.request_id, body)
         if not identity.may_call(match.model):
-            raise GatewayError(Reason.FORBIDDEN, "this key may not see this model")
+            raise GatewayError(Reason.FORBIDDEN, "this caller may not see this model")
         if route is Route.MODEL_METADATA:
             message = catalogue.model_metadata(match.model, match.version)
             body = self._render(route, message, _model_metadata_json)
@@ -175,7 +199,7 @@ class ControlDesk:
 
 
 def _server_metadata_json(message: bytes) -> bytes:
-    return decode_server_metadata(message).without_shared_memory().to_json()
+    return decode_server_metadata(message).without_refused().to_json()
 
 
 def _model_metadata_json(message: bytes) -> bytes:

@@ -13,6 +13,10 @@ JOIN_BYTES_MAX = 64 * 1024
 """Answers up to this size leave in one piece; of larger ones no byte is copied here."""
 
 
+def _nothing() -> None:
+    pass
+
+
 class Outbox:
     """Writes at once, or after `hold()` when `release()` is called or `JOIN_BYTES_MAX` have gathered.
 
@@ -79,6 +83,14 @@ class Outbox:
         if self._reserved:
             self._budget.release(self._reserved)
             self._reserved = 0
+
+    def close(self) -> None:
+        """The connection is lost: nothing more is written, and the owner is let go, whom otherwise only the collector
+        of cycles would free.
+        """
+        self.transport = None
+        self.unstuck()
+        self._overflow = _nothing
 
     def _count(self) -> None:
         if not self._stuck or self.transport is None:

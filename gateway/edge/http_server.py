@@ -13,15 +13,19 @@ from gateway.core.service import Service
 from gateway.edge.explain import Explainer
 from gateway.edge.headers import HeaderReader
 from gateway.edge.http_answer import HttpAnswers
-from gateway.edge.http_call import CallKit, LimitsOf
+from gateway.edge.http_coding import BodyCoding
 from gateway.edge.http_connection import HttpConnection
 from gateway.edge.http_control import ControlDesk
+from gateway.edge.http_kit import CallKit, LimitsOf
 from gateway.edge.observer import EdgeObserver, SilentObserver
+from gateway.edge.tls_door import HttpTls
+from gateway.edge.tls_peers import HttpPeers
 from gateway.policy.schema import HttpLimits
 from gateway.runtime.chance import Chance
 from gateway.runtime.clock import Clock
 from gateway.runtime.listen import listen_error, split_address
 from gateway.runtime.wheel import TimerWheel
+from gateway.runtime.workers import InlineWorkers, Workers
 from gateway.wire.http1 import Http1Limits
 
 _log = logging.getLogger("sluice.edge")
@@ -71,7 +75,12 @@ class HttpServer:
         limits_of: LimitsOf,
         body_budget: BodyBudget,
         observer: EdgeObserver | None = None,
+        tls: HttpTls | None = None,
+        peers: HttpPeers | None = None,
+        coding_workers: Workers | None = None,
     ) -> None:
+        """With `tls` the port speaks TLS alone. `peers` tells who is at the other end; None: it does not matter.
+        `coding_workers` take what would compress or decompress on the loop for long; None leaves it there."""
         self.clock = clock
         self.wheel = wheel
         self.observer: EdgeObserver = SilentObserver() if observer is None else observer
@@ -86,8 +95,13 @@ class HttpServer:
             observer=self.observer,
             limits_of=limits_of,
             budget=body_budget,
+            coding=BodyCoding(limits, coding_workers or InlineWorkers()),
         )
         self.reader = reader
+        self.peers = peers
+        self._tls = tls
+        if tls is not None:
+            tls.has_room = self._has_room
         self.draining = False
         self.headers_dropped = 0
         self._connections: dict[HttpConnection, None] = {}  # in the order of arrival, so that an end is in order too
@@ -102,6 +116,7 @@ class HttpServer:
         """Take these for what begins from now on: limits of new connections, headers of new requests."""
         self.limits = limits
         self.http1_limits = codec_limits(limits)
+        self.kit.coding.use(limits)
         self.reader = reader
 
     async def start(self, address: str) -> str:
@@ -111,17 +126,27 @@ class HttpServer:
         host, port = split_address(address)
         loop = asyncio.get_running_loop()
         try:
-            self._listener = await loop.create_server(lambda: HttpConnection(self), host, port, backlog=BACKLOG)
+            self._listener = await loop.create_server(self._protocol, host, port, backlog=BACKLOG)
         except OSError as error:
             raise listen_error(address, LISTEN_KEY, error) from error
         bound = self._listener.sockets[0].getsockname()
         return f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
 
+    def _protocol(self) -> asyncio.Protocol:
+        return HttpConnection(self) if self._tls is None else self._tls.protocol(lambda: HttpConnection(self))
+
+    def _has_room(self) -> bool:
+        """Whether one more connection is taken; if not, that is counted."""
+        handshakes = 0 if self._tls is None else self._tls.handshakes
+        if not self.draining and len(self._connections) + handshakes < self.limits.connections_max:
+            return True
+        self._connections_refused += 1
+        self.observer.connection_refused("http")
+        return False
+
     def admit(self, connection: HttpConnection) -> bool:
         """Whether there is room for one more connection."""
-        if self.draining or len(self._connections) >= self.limits.connections_max:
-            self._connections_refused += 1
-            self.observer.connection_refused("http")
+        if not self._has_room():
             return False
         self._connections[connection] = None
         self._connections_total += 1
@@ -140,6 +165,8 @@ class HttpServer:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+        if self._tls is not None:
+            self._tls.abort_handshakes()
         for connection in tuple(self._connections):
             connection.drain()
 
@@ -181,6 +208,8 @@ class HttpServer:
             "connections": len(self._connections),
             "connections_total": self._connections_total,
             "connections_refused": self._connections_refused,
+            "handshakes": 0 if self._tls is None else self._tls.handshakes,
+            "tls_faults": 0 if self._tls is None else self._tls.faults,
             "calls": len(self.kit.tasks),
             "headers_dropped": self.headers_dropped,
             "draining": self.draining,

@@ -14,12 +14,16 @@ from gateway.runtime.wheel import Timer, TimerWheel
 FOREVER = float("inf")
 
 
+def _forever() -> float:
+    return FOREVER
+
+
 class LazyTimer:
     """`next_s` gives the next deadline (monotonic seconds, `FOREVER` for none), `look` acts on those that passed."""
 
     __slots__ = ("_due_s", "_look", "_next_s", "_timer", "_wheel")
 
-    def __init__(self, wheel: TimerWheel, next_s: Callable[[], float], look: Callable[[], None]) -> None:
+    def __init__(self, wheel: TimerWheel, next_s: Callable[[], float], look: Callable[[], object]) -> None:
         self._wheel = wheel
         self._next_s = next_s
         self._look = look
@@ -40,6 +44,13 @@ class LazyTimer:
             self._timer.cancel()
             self._timer = None
         self._due_s = FOREVER
+
+    def close(self) -> None:
+        """Cancel for good, and let go of the owner: with its own bound methods here, only the collector of cycles
+        would free it.
+        """
+        self.cancel()
+        self._next_s, self._look = _forever, _forever
 
     def _fire(self) -> None:
         self._timer, self._due_s = None, FOREVER

@@ -43,6 +43,7 @@ REASON_STATUS: Mapping[Reason, int] = MappingProxyType(
     {
         Reason.UNKNOWN_ROUTE: 404,
         Reason.TOO_LARGE: 413,
+        Reason.ANSWER_TOO_LARGE: 500,
         Reason.SLOW_BODY: 408,
     }
 )
@@ -50,6 +51,7 @@ REASON_STATUS: Mapping[Reason, int] = MappingProxyType(
 
 NO_SUCH_ROUTE = "Not Found"
 NO_SUCH_METHOD = "Method Not Allowed"
+MODEL_NOT_READY = "Model version not ready"
 """Triton's own texts."""
 
 RETRY_STATUSES = frozenset({429, 503})

@@ -70,7 +70,7 @@ class Directory:
         self._cut = 0
         watcher: FleetObserver = SilentFleetObserver() if observer is None else observer
         make = from_policies(policies) if warm_request is None else warm_request
-        self._tools = Tools(clock, workers, self._start_job, self._member_changed, self._retire, make, watcher)
+        self.tools = Tools(clock, workers, self._start_job, self._member_changed, self._retire, make, watcher)
         self._pools = policies.fleet.pools
         self._models: dict[str, dict[str, ModelPolicy]] = {name: {} for name in self._pools}
         for model in policies.models.values():
@@ -170,7 +170,7 @@ class Directory:
             self._models[pool],
             lambda: connector.connect(endpoints),
             self._chance.stream(f"fleet/{replica_id}"),
-            self._tools,
+            self.tools,
             self._count,
         )
         self._members[replica_id] = member
@@ -248,6 +248,12 @@ class Directory:
 
         self._start_job(f"drain/{name}.{self._count}", job)
 
+    def renew(self, pool: str) -> None:
+        """What connections to this pool are made from has changed: replace each, once its successor has answered."""
+        for member in self._of(pool):
+            self._count += 1
+            self._start_job(f"renew/{member.name}.{self._count}", member.renew)
+
     def _is_last(self, pool: str, replica_id: str, key: Key) -> bool:
         others = (member.replica for member in self._of(pool) if member.replica.id != replica_id)
         return not any(other.serves(key) for other in others)
@@ -319,6 +325,10 @@ class Directory:
         """The connection for new calls to a replica; None if its address is gone."""
         member = self._members.get(replica)
         return None if member is None else member.connection
+
+    def everyone(self) -> tuple[Member, ...]:
+        """Every replica of the fleet, in whatever state, those included that stay although their address is gone."""
+        return tuple(self._members.values())
 
     def description(self, pool: str, model: str, version: str) -> Description | None:
         """What a replica that serves this version says of it."""

@@ -10,6 +10,7 @@ from yarl import URL
 from gateway.core.codes import Code
 from gateway.core.faults import UpstreamFault
 
+_GZIP = b"\x1f\x8b"
 _SKIP = ("User-Agent", "Accept", "Content-Type")
 
 
@@ -59,6 +60,13 @@ class HttpGetter:
                         _CODES.get(response.status, Code.UNKNOWN),
                         f"GET {raw_path} was answered with HTTP {response.status}: {text}",
                         from_peer=True,
+                    )
+                coding = response.headers.get("Content-Encoding", "identity")
+                if coding != "identity" or body.startswith(_GZIP):
+                    # Asked for plain bytes; some Triton releases have packed bodies without saying so (field case
+                    # FH-02). What cannot be what it claims to be is not passed on.
+                    raise UpstreamFault(
+                        Code.INTERNAL, f"GET {raw_path} was answered with a compressed body", from_peer=True
                     )
                 return bytes(body)
         except TimeoutError:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.faces import FleetObserver, ReplicaClient
+from gateway.core.faults import UpstreamFault
 from gateway.core.outcome import Outcome
 from gateway.core.snapshot import ModelState, ReplicaState
 from gateway.fleet.connection import Connection
 from gateway.fleet.model_record import Key
 from gateway.fleet.nudge import Nudge
 from gateway.fleet.replica import Replica
-from gateway.fleet.warmer import Backoff, NotServed, Unwarmable, WarmRequest, finished, request_for, try_once
+from gateway.fleet.warmer import Backoff, Unwarmable, WarmRequest, finished, limit_s, request_for, try_once
 from gateway.policy.schema import ModelPolicy, Pool
 from gateway.runtime.clock import Clock
 from gateway.runtime.workers import Workers
@@ -24,6 +25,7 @@ from gateway.runtime.workers import Workers
 _log = logging.getLogger("sluice.fleet")
 
 TRIAL_INTERVAL_S = 1.0
+RENEW_TIMEOUT_S = 5.0
 _TELLING = frozenset({Outcome.NOT_LOADED, Outcome.BROKEN})
 """How a test call on a version in service must end to speak against it; load and lost connections do not."""
 
@@ -113,6 +115,31 @@ class Member:
         old, self.connection = self.connection, Connection(self._connect())
         self.tools.retire(self.name, old)
 
+    async def renew(self) -> None:
+        """A new connection that is made as the policies say now, in place of the old one once it has answered. If it
+        does not answer, the old one stays: what is wrong with a new certificate must not take away what works.
+        """
+        client = self._connect()
+        try:
+            await client.server_live(RENEW_TIMEOUT_S)
+        except UpstreamFault as fault:
+            _log.error(
+                "replica %s: no answer over a connection with the new TLS files, the old one stays in use: %s",
+                self.replica.id,
+                fault,
+            )
+            await client.aclose()
+            return
+        except asyncio.CancelledError:
+            await client.aclose()
+            raise
+        if self.removed:
+            await client.aclose()
+            return
+        old, self.connection = self.connection, Connection(client)
+        self.tools.retire(self.name, old)
+        _log.info("replica %s: a connection with the new TLS files is in use", self.replica.id)
+
     def hint(self, model: str, version: str) -> None:
         """Something is wrong with the replica, or with one model version on it: look soon."""
         key = (model, version)
@@ -156,10 +183,6 @@ class Member:
             return
         try:
             request = request_for(self.tools.warm_request, policy, description)
-        except NotServed as reason:
-            replica.not_warmed(key, epoch, str(reason))
-            self.changed()
-            return
         except Unwarmable as reason:
             replica.warmed(key, epoch, f"not warmed: {reason}", clock.now_s())
             self.changed()
@@ -167,13 +190,16 @@ class Member:
         backoff, left = Backoff(), policy.warmup.calls
         note = f"{left} calls"
         while left and not self.removed and not finished(replica, key, epoch):
-            trial = await try_once(self.connection, key, request, policy.warmup.timeout_ms / 1000)
+            wait_s = limit_s(policy, description)
+            trial = await try_once(self.connection, key, request, wait_s, decoupled=description.summary.decoupled)
             self.tools.observer.warmup_call(key[0], ok=trial.good)
             if trial.good:
                 left -= 1
                 backoff.failures = 0
             elif trial.final:
                 note, left = f"not warmed: the request was refused: {trial.text}", 0
+            elif description.summary.sequence and trial.outcome is Outcome.EXPIRED:
+                note, left = f"not warmed: a sequence of its own found no place within {wait_s:g} s", 0
             else:
                 replica.not_warmed(key, epoch, trial.text)
                 self.changed()
@@ -192,7 +218,7 @@ class Member:
             return
         try:
             request = request_for(self.tools.warm_request, policy, description)
-        except (NotServed, Unwarmable):
+        except Unwarmable:
             return
         for turn in range(health.failures_to_unready):
             if turn:
@@ -200,7 +226,9 @@ class Member:
             if self.removed or finished(replica, key, epoch):
                 break
             asked_s = clock.now_s()
-            trial = await try_once(self.connection, key, request, policy.warmup.timeout_ms / 1000)
+            trial = await try_once(
+                self.connection, key, request, policy.warmup.timeout_ms / 1000, decoupled=description.summary.decoupled
+            )
             if trial.good or trial.outcome in _TELLING:
                 replica.tried(key, epoch, trial.good, trial.text, asked_s)
                 self.changed()

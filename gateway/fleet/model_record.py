@@ -12,11 +12,12 @@ from gateway.wire.kserve.model_config import ModelConfigSummary
 Key = tuple[str, str]
 """Model and version."""
 
-REFUSED_SOON_S = 60.0
-HELD_S = 4.0
+LEFT_SOON_S = 60.0
+HELD_S = 8.0
 HELD_MAX_S = 32.0
-"""A version that refuses a call, and within `REFUSED_SOON_S` of its coming back another, is held out for `HELD_S`,
-doubled each time up to `HELD_MAX_S`, unless nobody else serves it: each time it goes costs the calls that are out then.
+"""A version that goes out of service (it refuses a call, or says that it is not ready), and within `LEFT_SOON_S` of its
+coming back once more, is held out for `HELD_S`, doubled each time up to `HELD_MAX_S`, unless nobody else serves it:
+each time it goes may cost the calls that are out then, and its coming back costs a warm-up.
 """
 
 
@@ -47,13 +48,13 @@ class ModelRecord:
         "first_finding_s",
         "held_until_s",
         "last_answer_s",
+        "left_s",
+        "left_times",
         "note",
         "pending",
         "queue_us",
         "ready_s",
         "reason",
-        "refusals",
-        "refused_s",
         "seen_s",
         "slots",
         "state",
@@ -74,9 +75,9 @@ class ModelRecord:
         self.bad_trials = 0
         self.first_bad_trial_s = float("inf")
         self.last_answer_s = float("-inf")
-        self.refusals = 0
-        """How often in a row it came into service and soon refused a call."""
-        self.refused_s = self.held_until_s = float("-inf")
+        self.left_times = 0
+        """How often in a row it came into service and soon went out of it."""
+        self.left_s = self.held_until_s = float("-inf")
         self.seen_s = now_s
         self.ready_s: float | None = None
         self.warmed_s: float | None = None
@@ -101,13 +102,14 @@ class ModelRecord:
             self.figures = figures
         return before != (self.pending, self.queue_us, self.compute_us, self.batch_fill)
 
-    def refused(self, now_s: float) -> None:
-        """It refused a call; how long it is held out now depends on how soon after its coming back that was."""
-        soon = self.warmed_s is not None and now_s - self.warmed_s < REFUSED_SOON_S
-        self.refusals = self.refusals + 1 if soon else 1
-        self.refused_s = now_s
-        if self.refusals > 1:
-            self.held_until_s = now_s + min(HELD_MAX_S, HELD_S * 2.0 ** min(self.refusals - 2, 16))
+    def left(self, now_s: float) -> None:
+        """It goes out of service; how long it is held out now depends on how soon after its coming back that is."""
+        back_s = self.ready_s if self.warmed_s is None else self.warmed_s
+        soon = back_s is not None and now_s - back_s < LEFT_SOON_S
+        self.left_times = self.left_times + 1 if soon else 1
+        self.left_s = now_s
+        if self.left_times > 1:
+            self.held_until_s = now_s + min(HELD_MAX_S, HELD_S * 2.0 ** min(self.left_times - 2, 16))
 
     def view(self, key: Key) -> ModelView:
         return ModelView(
@@ -127,4 +129,6 @@ class ModelRecord:
             queue_us=self.queue_us,
             compute_us=self.compute_us,
             batch_fill=self.batch_fill,
+            decoupled=self.description is not None and self.description.summary.decoupled,
+            sequence_idle_s=None if self.description is None else self.description.summary.sequence_idle_s,
         )

@@ -13,7 +13,7 @@ from gateway.core.faults import STOPPING, UpstreamFault
 from gateway.core.snapshot import ReplicaState
 from gateway.fleet.member import Member
 from gateway.fleet.model_record import Description, Key
-from gateway.fleet.slots import slots_of
+from gateway.fleet.slots import guessed, slots_of
 from gateway.wire.kserve.metadata import decode_model_metadata, decode_server_metadata
 from gateway.wire.kserve.model_config import summarise_config
 
@@ -228,5 +228,15 @@ class Prober:
         config: ModelConfigBytes = await client.model_config(*key, self._timeout_s)
         decode_model_metadata(metadata)  # Unreadable metadata is found here, not when somebody needs it.
         description = Description(metadata, config, summarise_config(config.proto))
-        slots = slots_of(self._member.models[key[0]], description.summary)
+        policy = self._member.models[key[0]]
+        slots = slots_of(policy, description.summary)
+        record = self._replica.models.get(key)
+        if guessed(policy, description.summary) and record is not None and record.description is None:
+            _log.warning(
+                "model %r version %s on %s is decoupled and its policy names no admission.slots_per_replica: %d "
+                "streams at a time go there, more wait; write there how many its backend serves side by side",
+                *key,
+                self._replica.id,
+                slots,
+            )
         self._replica.described(key, epoch, description, slots, self._clock.now_s())

@@ -14,7 +14,7 @@ Rules:
 - A model version leaves the ready set after `failures_to_unready` findings in a row that speak against it. The last
   replica of a version is kept as a last resort while calls to it get good answers.
 - A call that the replica itself refused, because it does not have the version, needs no second finding while others
-  serve it. A version that comes back and soon refuses again is held out, for longer each time.
+  serve it. A version that comes back and soon goes again, by either, is held out, for longer each time.
 - Work that takes time (describing, warming) carries the version's `epoch`; what was begun in an earlier one is dropped.
 """
 
@@ -174,11 +174,12 @@ class Replica:
             if state is ModelState.READY:
                 ready.append(key)
             else:
-                self._against(key, record, state, entry.reason or entry.state.lower(), asked_s)
+                self._against(key, record, state, entry.reason or entry.state.lower(), asked_s, now_s)
         for key in [key for key in self.models if key not in listed]:
             record = self.models[key]
             if record.state in _SERVING:
-                self._against(key, record, ModelState.UNAVAILABLE, "not in the repository index any more", asked_s)
+                gone = "not in the repository index any more"
+                self._against(key, record, ModelState.UNAVAILABLE, gone, asked_s, now_s)
             else:
                 del self.models[key]
                 self.changed = True
@@ -190,12 +191,13 @@ class Replica:
         if record is None or self.state is not ReplicaState.LIVE:
             return
         if not ready:
-            self._against(key, record, ModelState.UNAVAILABLE, "the replica says that it is not ready", asked_s)
+            said = "the replica says that it is not ready"
+            self._against(key, record, ModelState.UNAVAILABLE, said, asked_s, now_s)
             return
         if record.state in _SERVING:
             self._for(record)
             return
-        if asked_s <= record.refused_s or (now_s < record.held_until_s and not self._is_last(key)):
+        if asked_s <= record.left_s or (now_s < record.held_until_s and not self._is_last(key)):
             return
         record.findings_against = 0
         record.epoch += 1
@@ -231,7 +233,7 @@ class Replica:
         assert record.warmed_s is not None
         if asked_s < record.warmed_s:
             return False  # It has been loaded anew since.
-        record.refused(now_s)
+        record.left(now_s)
         self._take_off(key, record, ModelState.UNAVAILABLE, f"it refused a call: {text}")
         return True
 
@@ -250,7 +252,9 @@ class Replica:
             record.reason = ""
             self.changed = True
 
-    def _against(self, key: Key, record: ModelRecord, state: ModelState, reason: str, asked_s: float) -> None:
+    def _against(
+        self, key: Key, record: ModelRecord, state: ModelState, reason: str, asked_s: float, now_s: float
+    ) -> None:
         if record.state not in _SERVING:
             if (record.state, record.reason) != (state, reason):
                 self._set_model(key, record, state, reason)
@@ -268,6 +272,7 @@ class Replica:
             # Only answers that come from now on keep it for another round.
             record.findings_against, record.first_finding_s = self._health.failures_to_unready - 1, asked_s
             return
+        record.left(now_s)
         self._take_off(key, record, state, reason)
 
     def _take_off(self, key: Key, record: ModelRecord, state: ModelState, reason: str, *, quiet: bool = False) -> None:

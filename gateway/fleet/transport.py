@@ -1,4 +1,8 @@
-"""The transport: the innermost service. Bytes to one replica and back, and what the attempt teaches the directory."""
+"""The transport: the innermost service. Bytes to one replica and back, and what the attempt teaches the directory.
+
+Calls to models that give one response per request go out as single requests, also those of a stream, where each can
+then be cancelled by itself; decoupled models and sequences go over a stream of their own (`stream_exchange.py`).
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,15 @@ from typing import Any, NoReturn, Protocol
 from gateway.core.call import Attempt, Call
 from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
-from gateway.core.faults import UpstreamFault, classify, to_error
+from gateway.core.faults import Row, UpstreamFault, classify, to_error
 from gateway.core.outcome import TEACHINGS, Outcome
-from gateway.core.reply import Reply
+from gateway.core.reply import Reply, Response, StreamReply
 from gateway.fleet.connection import Connection
+from gateway.fleet.stream_exchange import StreamExchange
 from gateway.runtime.clock import Clock
 from gateway.wire.kserve.request_view import model_override
 from gateway.wire.kserve.response_view import read_response_head
+from gateway.wire.kserve.stream_message import with_final_mark
 
 MARGIN_S = 0.001
 """The replica's time limit ends this much before the call's deadline, so that its answer, or the news that none came,
@@ -62,36 +68,61 @@ class ReplicaTransport:
             raise GatewayError(Reason.DEADLINE, "the deadline passed before the request was sent to a model server")
         connection = self._connections.connection(attempt.replica)
         if connection is None:
-            self._fail(
+            self.fail(
                 call, attempt, UpstreamFault(Code.UNAVAILABLE, "the replica was removed", from_peer=False, sent=False)
             )
+        message = call.message + _override(call.model, version)
+        session = call.session
+        if session is not None and (call.decoupled or call.sequence is not None):
+            return await StreamExchange(self, call, session, attempt, connection, sent_s).begin(message)
         connection.enter()
         try:
-            answer = await connection.client.infer(
-                call.message + _override(call.model, version), call.metadata, timeout_s
-            )
+            answer = await connection.client.infer(message, call.metadata, timeout_s)
         except UpstreamFault as fault:
-            if classify(fault).outcome is Outcome.NOT_LOADED and self._current(attempt, connection):
-                self._connections.refused(attempt.replica, call.model, version, sent_s, fault.text)
-            self._fail(call, attempt, fault)
+            self.lost_model(call, attempt, connection, sent_s, fault)
+            self.fail(call, attempt, fault)
         finally:
             connection.leave()
         try:
             head = read_response_head(answer)
         except GatewayError as error:
-            trail.answered_s = self._end(attempt, Outcome.BROKEN, error.message)
-            self._teach(call, attempt, Outcome.BROKEN)
+            self.broken(call, attempt, error)
             raise
-        answered = (head.model_name, head.model_version)
-        if answered != (call.model, version):
-            trail.version_served = answered[1]
-            self._wrong(call, attempt, f"answered as model {answered[0]!r} version {answered[1]!r}")
-        now_s = self._end(attempt, Outcome.OK, "")
+        self.check_answer(call, attempt, head.model_name, head.model_version)
+        now_s = self.end(attempt, Outcome.OK, "")
         trail.answered_s = now_s
-        trail.version_served = answered[1]
+        trail.version_served = head.model_version
+        self.note_answer(call, attempt, connection, now_s)
+        if session is None:
+            return Reply(answer)
+        return StreamReply(Response(with_final_mark(answer)), _no_more, ordered=True, finished=True)
+
+    # What a stream's exchange needs too.
+
+    def now_s(self) -> float:
+        return self._clock.now_s()
+
+    def lost_model(
+        self, call: Call, attempt: Attempt, connection: Connection, sent_s: float, fault: UpstreamFault
+    ) -> None:
+        """Tell the directory at once if the replica says that it has not got the model any more."""
+        if classify(fault).outcome is Outcome.NOT_LOADED and self._current(attempt, connection):
+            self._connections.refused(attempt.replica, call.model, call.trail.version_routed, sent_s, fault.text)
+
+    def broken(self, call: Call, attempt: Attempt, error: GatewayError) -> None:
+        """An answer that cannot be read."""
+        call.trail.answered_s = self.end(attempt, Outcome.BROKEN, error.message)
+        self._teach(call, attempt, Outcome.BROKEN)
+
+    def check_answer(self, call: Call, attempt: Attempt, model: str, version: str) -> None:
+        """Raises `GatewayError` if the answer is not from the version that was asked."""
+        if (model, version) != (call.model, call.trail.version_routed):
+            call.trail.version_served = version
+            self._wrong(call, attempt, f"answered as model {model!r} version {version!r}")
+
+    def note_answer(self, call: Call, attempt: Attempt, connection: Connection, now_s: float) -> None:
         if self._current(attempt, connection):
-            self._connections.note_answer(attempt.replica, call.model, version, now_s)
-        return Reply(answer)
+            self._connections.note_answer(attempt.replica, call.model, call.trail.version_routed, now_s)
 
     def _current(self, attempt: Attempt, connection: Connection) -> bool:
         """Whether an answer that came over `connection` says something about who is at the replica's address now: the
@@ -99,7 +130,7 @@ class ReplicaTransport:
         """
         return self._connections.connection(attempt.replica) is connection
 
-    def _end(self, attempt: Attempt, outcome: Outcome, text: str) -> float:
+    def end(self, attempt: Attempt, outcome: Outcome, text: str) -> float:
         now_s = self._clock.now_s()
         attempt.ended_s = now_s
         attempt.outcome = outcome
@@ -107,19 +138,27 @@ class ReplicaTransport:
         self._outcomes[outcome] += 1
         return now_s
 
-    def _fail(self, call: Call, attempt: Attempt, fault: UpstreamFault) -> NoReturn:
+    def fail(self, call: Call, attempt: Attempt, fault: UpstreamFault, *, judged: bool = False) -> NoReturn:
+        """`judged`: the attempt has failed before, in another way; it is that which counts."""
         row = classify(fault)
-        now_s = self._end(attempt, row.outcome, f"{fault.code.name}: {fault.text}")
-        if fault.from_peer:
-            call.trail.answered_s = now_s
-        self._teach(call, attempt, row.outcome)
+        if judged:
+            self._teach(call, attempt, row.outcome)
+        else:
+            self.judge(call, attempt, fault, row)
         if row.outcome is Outcome.EXPIRED:
             raise GatewayError(Reason.DEADLINE, "the deadline passed while the model server had the request") from fault
         raise to_error(fault, row) from fault
 
+    def judge(self, call: Call, attempt: Attempt, fault: UpstreamFault, row: Row) -> None:
+        """Close the attempt by `fault`, and teach what it teaches."""
+        now_s = self.end(attempt, row.outcome, f"{fault.code.name}: {fault.text}")
+        if fault.from_peer and not call.trail.answered_s:
+            call.trail.answered_s = now_s
+        self._teach(call, attempt, row.outcome)
+
     def _wrong(self, call: Call, attempt: Attempt, text: str) -> NoReturn:
         self._wrong_answers += 1
-        call.trail.answered_s = self._end(attempt, Outcome.BROKEN, text)
+        call.trail.answered_s = self.end(attempt, Outcome.BROKEN, text)
         self._teach(call, attempt, Outcome.BROKEN)
         raise GatewayError(
             Reason.UPSTREAM_WRONG_ANSWER,
@@ -140,3 +179,7 @@ class ReplicaTransport:
             "outcomes": {outcome.value: count for outcome, count in self._outcomes.items()},
             "wrong_answers": self._wrong_answers,
         }
+
+
+async def _no_more() -> None:
+    return None

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.core.codes import Code
 from gateway.core.errors import GatewayError
-from gateway.core.faults import UpstreamFault, classify
+from gateway.core.faults import UpstreamFault, classify, in_stream_fault
 from gateway.core.outcome import Outcome
 from gateway.fleet.connection import Connection
 from gateway.fleet.model_record import Description, Key
@@ -19,16 +20,14 @@ from gateway.policy.schema import ModelPolicy, PolicySet
 from gateway.wire.kserve.http_request import decode_http_infer
 from gateway.wire.kserve.metadata import decode_model_metadata
 from gateway.wire.kserve.request_view import override_model
-from gateway.wire.kserve.response_view import read_response_head
+from gateway.wire.kserve.response_view import ResponseHead, read_response_head
+from gateway.wire.kserve.sequence import own_sequence
+from gateway.wire.kserve.stream_message import StreamedResponse, read_streamed, with_end_wanted
 from gateway.wire.kserve.zeros import zeros_request
 
 
 class Unwarmable(Exception):
     """A version that is not warmed by calls; the text says why. It gets traffic all the same."""
-
-
-class NotServed(Exception):
-    """A version that must get no traffic from this gateway; the text says why."""
 
 
 WarmRequest = Callable[[ModelPolicy, Description], bytes]
@@ -60,17 +59,25 @@ def from_policies(policies: PolicySet) -> WarmRequest:
 
 
 def request_for(make: WarmRequest, policy: ModelPolicy, description: Description) -> bytes:
-    """The request to warm with. Raises `Unwarmable` where the policy wants none or single calls mean nothing,
-    `NotServed` for a model that this gateway would answer wrongly: the calls of one sequence must all reach one
-    replica in order, and nothing here holds them together yet.
+    """The request to warm with, for a stateful model a sequence of its own. Raises `Unwarmable` where the policy wants
+    none.
     """
-    if description.summary.sequence:
-        raise NotServed("stateful models (sequence_batching) are not served by this gateway yet")
     if policy.warmup.calls == 0:
         raise Unwarmable("the policy wants no warm-up calls")
-    if description.summary.decoupled:
-        raise Unwarmable("a decoupled model is not served by single calls")
-    return make(policy, description)
+    request, summary = make(policy, description), description.summary
+    return request + own_sequence(policy.model, text=summary.corrid_is_text) if summary.sequence else request
+
+
+STATEFUL_LIMIT_S = 2.0
+"""A warm-up call to a stateful model waits at most this long. Where callers' sequences have taken all its places, as
+they may have when a gateway starts anew, the call would wait until one of them ends; and they wait for the gateway.
+"""
+
+
+def limit_s(policy: ModelPolicy, description: Description) -> float:
+    """The time limit of one warm-up call, seconds."""
+    wanted_s = policy.warmup.timeout_ms / 1000
+    return min(wanted_s, STATEFUL_LIMIT_S) if description.summary.sequence else wanted_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +90,19 @@ class Trial:
     text: str
 
 
-async def try_once(connection: Connection, key: Key, request: bytes, timeout_s: float) -> Trial:
-    """One call. Raises nothing but CancelledError."""
+async def try_once(
+    connection: Connection, key: Key, request: bytes, timeout_s: float, *, decoupled: bool = False
+) -> Trial:
+    """One call. A decoupled model has done well with its first response, or with its end if there is none: some never
+    end by themselves. Raises nothing but CancelledError.
+    """
     connection.enter()
+    request = override_model(request, *key)
     try:
-        answer = await connection.client.infer(override_model(request, *key), (), timeout_s)
-        head = read_response_head(answer)
+        if decoupled:
+            head: ResponseHead | StreamedResponse = await _first_response(connection, request, timeout_s)
+        else:
+            head = read_response_head(await connection.client.infer(request, (), timeout_s))
     except UpstreamFault as fault:
         outcome = classify(fault).outcome
         return Trial(False, outcome is Outcome.CALLER_FAULT, outcome, f"{fault.code.name}: {fault.text}")
@@ -100,6 +114,21 @@ async def try_once(connection: Connection, key: Key, request: bytes, timeout_s: 
     if answered != key:
         return Trial(False, False, Outcome.BROKEN, f"asked for {_name(key)}, answered as {_name(answered)}")
     return Trial(True, True, Outcome.OK, "")
+
+
+async def _first_response(connection: Connection, request: bytes, timeout_s: float) -> StreamedResponse:
+    stream = connection.client.open_stream((), timeout_s)
+    try:
+        stream.write(with_end_wanted(request))
+        message = await stream.read()
+    finally:
+        stream.cancel()
+    if message is None:
+        raise UpstreamFault(Code.UNAVAILABLE, "the stream ended without a response", from_peer=True)
+    response = read_streamed(message)
+    if response.error:
+        raise in_stream_fault(response.error, reached_model=response.final is not None)
+    return response
 
 
 def _name(key: Key) -> str:

@@ -1,4 +1,5 @@
-"""admit: the one waiting place. Nothing waits anywhere else.
+"""admit: the one waiting place. Nothing waits anywhere else, but for a step of a sequence that came before its turn
+(`sequence.py`).
 
 Holds one `Admission` per version of its model, shows them the fleet as it changes, and wakes the calls that they
 grant. A call goes down with a permit, a slot on a named replica, which comes back in every case: answer, error,
@@ -14,7 +15,7 @@ from typing import Any
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import SnapshotSource
-from gateway.core.reply import Reply
+from gateway.core.reply import Reply, StreamReply
 from gateway.core.service import Service
 from gateway.core.snapshot import FleetSnapshot
 from gateway.decide.admission import Admission, Granted, Queued, Ticket
@@ -54,7 +55,8 @@ class AdmitLayer:
         if admission is None:
             raise no_replica(call.model, version)
         now_s = self._clock.now_s()
-        ticket = Ticket(now_s)
+        opens = bool(call.pinned) and call.sequence is not None and call.sequence.start
+        ticket = Ticket(now_s, pinned=call.pinned, opens=opens)
         trail = call.trail
         trail.replicas_ready = admission.ready
         trail.limit_at_admit = admission.limit
@@ -80,10 +82,22 @@ class AdmitLayer:
         assert replica is not None
         call.permit = replica
         try:
-            return await self._inner.send(call)
-        finally:
-            call.permit = ""
-            _wake(admission.give_back(replica))
+            reply = await self._inner.send(call)
+        except BaseException:
+            self._give_back(call, admission, ticket)
+            raise
+        if isinstance(reply, StreamReply) and not reply.finished:
+            # The replica still works on it: the slot is taken until the stream has ended.
+            reply.on_close(lambda outcome: self._give_back(call, admission, ticket))
+        else:
+            self._give_back(call, admission, ticket)
+        return reply
+
+    @staticmethod
+    def _give_back(call: Call, admission: Admission, ticket: Ticket) -> None:
+        call.permit = ""
+        assert ticket.replica is not None
+        _wake(admission.give_back(ticket.replica, opened=ticket.opens))
 
     async def _wait(self, admission: Admission, ticket: Ticket) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -94,7 +108,7 @@ class AdmitLayer:
             # Cancelled, or refused because the last replica left. A grant may have come in the same turn of the loop:
             # then the slot is this call's to give back.
             if not admission.withdraw(ticket) and ticket.replica is not None:
-                _wake(admission.give_back(ticket.replica))
+                _wake(admission.give_back(ticket.replica, opened=ticket.opens))
             raise
 
     def _admission(self, version: str) -> Admission | None:

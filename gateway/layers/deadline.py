@@ -2,19 +2,34 @@
 
 The deadline counts from the first byte of the call's headers and never restarts: upload, queue, and work upstream all
 come out of it (field case FH-19). A caller can only shorten what the policy allows.
+
+A streaming call has three limits instead of one: to its first response, between responses, and on the whole. What the
+caller names is a limit on the whole; the policy's default deadline is not, for a good stream may outlast it by far.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.core.call import Call, Trail
 from gateway.core.errors import GatewayError, Reason
-from gateway.core.reply import Reply
+from gateway.core.reply import Next, Reply, Response, StreamReply
 from gateway.core.service import Service
 from gateway.runtime.clock import Clock
 from gateway.runtime.scope import DeadlinePassed, DeadlineScope
 from gateway.runtime.wheel import TimerWheel
+
+_INFINITY = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Limits of a streaming call in seconds; `inf` where there is none."""
+
+    first_response_s: float
+    idle_s: float
+    total_s: float = _INFINITY
 
 
 class DeadlineRules(Protocol):
@@ -23,6 +38,8 @@ class DeadlineRules(Protocol):
     def deadline_s(self, model: str) -> tuple[float, float]:
         """(default, maximum), seconds."""
         ...
+
+    def stream_limits(self, model: str) -> StreamLimits: ...
 
 
 class DeadlineLayer:
@@ -37,6 +54,8 @@ class DeadlineLayer:
         self._rules = rules
 
     async def send(self, call: Call) -> Reply:
+        if call.session is not None:
+            return await self._stream(call, call.session.deadline_s)
         default_s, max_s = self._rules.deadline_s(call.model)
         budget_s = default_s if call.timeout_s is None else min(call.timeout_s, max_s)
         call.deadline_s = call.arrived_s + budget_s
@@ -44,14 +63,57 @@ class DeadlineLayer:
             raise passed(call, budget_s)
         try:
             with DeadlineScope(self._wheel, call.deadline_s):
-                if call.message is None:
-                    if call.receive is None:
-                        raise RuntimeError("a call without a message must say how to receive it")
-                    await call.receive()
-                call.trail.received_s = self._clock.now_s()
-                return await self._inner.send(call)
+                return await self._whole(call)
         except DeadlinePassed:
             raise passed(call, budget_s) from None
+
+    async def _whole(self, call: Call) -> Reply:
+        if call.message is None:
+            if call.receive is None:
+                raise RuntimeError("a call without a message must say how to receive it")
+            await call.receive()
+        call.trail.received_s = self._clock.now_s()
+        return await self._inner.send(call)
+
+    async def _stream(self, call: Call, session_deadline_s: float) -> Reply:
+        limits = self._rules.stream_limits(call.model)
+        total_s = limits.total_s if call.timeout_s is None else min(call.timeout_s, limits.total_s)
+        call.deadline_s = min(call.arrived_s + total_s, session_deadline_s)
+        first_s = call.first_response_by_s = min(call.deadline_s, call.arrived_s + limits.first_response_s)
+        if self._clock.now_s() >= first_s:
+            raise passed(call, first_s - call.arrived_s)
+        try:
+            with DeadlineScope(self._wheel, first_s):
+                reply = await self._whole(call)
+        except DeadlinePassed:
+            if first_s < call.deadline_s:
+                raise GatewayError(
+                    Reason.DEADLINE,
+                    f"no response came within {limits.first_response_s:g} s: the limit passed {_stage(call.trail)}",
+                ) from None
+            raise passed(call, call.deadline_s - call.arrived_s) from None
+        if isinstance(reply, StreamReply):
+            reply.guard(lambda following: self._watched(call, following, limits.idle_s))
+        return reply
+
+    def _watched(self, call: Call, following: Next, idle_s: float) -> Next:
+        async def next_in_time() -> Response | None:
+            idle_at_s = self._clock.now_s() + idle_s
+            try:
+                with DeadlineScope(self._wheel, min(idle_at_s, call.deadline_s)):
+                    return await following()
+            except DeadlinePassed:
+                if idle_at_s < call.deadline_s:
+                    raise GatewayError(
+                        Reason.DEADLINE, f"no further response came within {idle_s:g} s; what came before is not all"
+                    ) from None
+                raise GatewayError(
+                    Reason.DEADLINE,
+                    f"the deadline of {(call.deadline_s - call.arrived_s) * 1000:.0f} ms passed during the stream; "
+                    "what came before is not all",
+                ) from None
+
+        return next_in_time
 
 
 def passed(call: Call, budget_s: float) -> GatewayError:

@@ -40,9 +40,9 @@ class GateLayer:
 
     async def send(self, call: Call) -> Reply:
         call.trail.policy_revision = self._rules.revision
-        call.identity = identity = self._authenticator.identify(call.api_key)
+        call.identity = identity = self._authenticator.identify(call.credentials)
         if not identity.may_call(call.model):
-            raise GatewayError(Reason.FORBIDDEN, f"this key may not call model '{shown(call.model)}'")
+            raise GatewayError(Reason.FORBIDDEN, f"this caller may not call model '{shown(call.model)}'")
         limit = self._rules.body_bytes_max(call.model)
         if limit is None:
             raise GatewayError(Reason.UNKNOWN_MODEL, f"Request for unknown model: '{shown(call.model)}' is not found")

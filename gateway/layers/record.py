@@ -14,7 +14,7 @@ from typing import Protocol
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
-from gateway.core.reply import Reply
+from gateway.core.reply import Reply, StreamReply
 from gateway.core.service import Service
 from gateway.runtime.clock import Clock
 
@@ -40,10 +40,12 @@ _OUTCOME_OF_REASON = {
     Reason.UNKNOWN_VERSION: Outcome.CALLER_FAULT,
     Reason.UNSUPPORTED: Outcome.CALLER_FAULT,
     Reason.TOO_LARGE: Outcome.CALLER_FAULT,
+    Reason.ANSWER_TOO_LARGE: Outcome.GATEWAY_FAULT,
     Reason.BODY_MEMORY: Outcome.OVERLOAD,
     Reason.QUEUE_FULL: Outcome.OVERLOAD,
     Reason.RECORD_FULL: Outcome.OVERLOAD,
     Reason.NO_REPLICA: Outcome.NOT_LOADED,
+    Reason.SEQUENCE_LOST: Outcome.NOT_LOADED,
     Reason.DRAINING: Outcome.OVERLOAD,
     Reason.UPSTREAM_INVALID: Outcome.CALLER_FAULT,
     Reason.UPSTREAM_QUEUE_FULL: Outcome.OVERLOAD,
@@ -86,8 +88,23 @@ class RecordLayer:
             # Not handled here, only recorded: the edge turns it into one response and logs it with its traceback.
             self._end(call, Outcome.GATEWAY_FAULT, _internal(), None)
             raise
-        reply.on_close(lambda outcome: self._end(call, outcome, _late(outcome), reply.message))
+        if isinstance(reply, StreamReply):
+            reply.on_close(lambda outcome: self._stream_ended(call, reply, outcome))
+        else:
+            call.trail.responses = 1
+            reply.on_close(lambda outcome: self._end(call, outcome, _late(outcome), reply.message))
         return reply
+
+    def _stream_ended(self, call: Call, reply: StreamReply, outcome: Outcome) -> None:
+        call.trail.responses = reply.count
+        first = reply.first
+        message = None if first is None or first.error is not None else first.message
+        failure = reply.failure
+        if failure is not None and outcome in _DELIVERED:
+            # The caller was handed what came, and it came to a bad end.
+            self._end(call, _OUTCOME_OF_REASON[failure.reason], failure, message)
+        else:
+            self._end(call, outcome, _late(outcome), message)
 
     def _end(self, call: Call, outcome: Outcome, error: GatewayError | None, answer: bytes | None) -> None:
         now_s = self._clock.now_s()
@@ -102,6 +119,8 @@ class RecordLayer:
                 _log.exception("the end of call %s could not be noted by %s", call.request_id, type(sink).__name__)
 
 
+_DELIVERED = frozenset({Outcome.OK, Outcome.GATEWAY_FAULT, Outcome.EXPIRED})
+"""What an edge says of a stream that it wrote to its end, or to the error that `next` raised."""
 _LATE = {
     Outcome.EXPIRED: (Reason.DEADLINE, "the deadline passed before the answer could be written"),
     Outcome.BROKEN: (Reason.UPSTREAM_BROKEN, "the model server's answer could not be written in the caller's protocol"),

@@ -3,6 +3,9 @@
 Three things that look alike get three answers: a model that no policy names (the gate has refused it already), a
 version that the model does not have, and a model or version that is known but that no replica can run now. Only the
 last is worth another try.
+
+A sequence keeps the version that it began with, whatever the weights or the newest version are meanwhile; its calls go
+to the sequence layer.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
@@ -17,8 +21,21 @@ from gateway.core.faces import BodyLimits, SnapshotSource
 from gateway.core.reply import Reply
 from gateway.core.service import Service
 from gateway.decide.split import Split, newest
+from gateway.layers.deadline import StreamLimits
 from gateway.layers.gate import shown
 from gateway.runtime.clock import Clock
+
+
+class Sequences(Service, Protocol):
+    """What the sequence layer tells."""
+
+    def version(self, asked: str, sequence_id: int | str) -> str:
+        """The version that holds a live sequence, "" if it is not known here."""
+        ...
+
+    def draw(self, sequence_id: int | str) -> float:
+        """What stands for chance where the version of a new sequence is drawn: the same in every gateway."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +48,12 @@ class ModelRoute:
     default_deadline_s: float
     max_deadline_s: float
     limits: BodyLimits
+    stream: StreamLimits
     allowed: frozenset[str] | None = None
     split: Split | None = None
     artifact_hashes: Mapping[str, str] | None = None
+    sequences: Sequences | None = None
+    """Where calls go that belong to a sequence."""
     reserve_record: Callable[[], object] | None = None
     """Claims room for the call's record, or raises RECORD_FULL; None where records are not mandatory."""
 
@@ -77,10 +97,17 @@ class CurrentRoutes:
         return None if route is None else route.limits
 
     def deadline_s(self, model: str) -> tuple[float, float]:
+        route = self._passed(model)
+        return route.default_deadline_s, route.max_deadline_s
+
+    def stream_limits(self, model: str) -> StreamLimits:
+        return self._passed(model).stream
+
+    def _passed(self, model: str) -> ModelRoute:
         route = self.table.get(model)
         if route is None:
             raise RuntimeError(f"the gate let {model!r} through, and no policy names it")
-        return route.default_deadline_s, route.max_deadline_s
+        return route
 
 
 class RouteLayer:
@@ -103,15 +130,30 @@ class RouteLayer:
             # A reload took the model away between the gate and here.
             raise GatewayError(Reason.UNKNOWN_MODEL, f"Request for unknown model: '{shown(call.model)}' is not found")
         trail.pool = route.pool
-        trail.version_routed = version = self._version(call, route)
+        service = route.service
+        sequence, sequences = call.sequence, route.sequences
+        if sequence is None or sequences is None:
+            version = self._version(call, route, None)
+        else:
+            version = sequences.version(call.version, sequence.id)
+            live = bool(version)
+            if live and (call.version or not sequence.start):
+                trail.routed_by = "asked" if call.version else "sequence"
+            else:
+                version = self._version(call, route, sequences.draw(sequence.id))
+            # A model without sequences takes the id for a parameter like any other, as Triton does.
+            if live or self._fleet.snapshot.sequence_idle_s(route.pool, route.model, version) is not None:
+                service = sequences
+        trail.version_routed = version
+        call.decoupled = self._fleet.snapshot.decoupled(route.pool, route.model, version)
         trail.routed_s = self._clock.now_s()
         if route.artifact_hashes is not None:
             trail.artifact_hash = route.artifact_hashes.get(version, "")
         if route.reserve_record is not None:
             call.reservation = route.reserve_record()
-        return await route.service.send(call)
+        return await service.send(call)
 
-    def _version(self, call: Call, route: ModelRoute) -> str:
+    def _version(self, call: Call, route: ModelRoute, draw: float | None) -> str:
         snapshot = self._fleet.snapshot
         asked = call.version
         if asked:
@@ -130,7 +172,7 @@ class RouteLayer:
             return asked
         if route.split is not None:
             call.trail.routed_by = "split"
-            return route.split.draw(self._chance.random())
+            return route.split.draw(self._chance.random() if draw is None else draw)
         call.trail.routed_by = "newest"
         version = newest(snapshot.ready_versions(route.pool, route.model), route.allowed)
         if version is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.core.call import Attempt, Call
-from gateway.core.errors import GatewayError
+from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.core.service import Service
@@ -33,9 +33,10 @@ class TrackLayer:
             self._close(attempt, Outcome.GATEWAY_FAULT)
             raise
         except asyncio.CancelledError:
-            if call.abandoned or call.cut is not None:
-                self._close(attempt, Outcome.ABANDONED)
-            elif self._clock.now_s() >= call.deadline_s:
+            given_up = _given_up(call)
+            if given_up is not None:
+                self._close(attempt, given_up)
+            elif self._clock.now_s() >= min(call.deadline_s, call.first_response_by_s):
                 self._close(attempt, Outcome.EXPIRED)
             else:
                 self._close(attempt, Outcome.GATEWAY_FAULT)
@@ -43,11 +44,22 @@ class TrackLayer:
         except BaseException:
             self._close(attempt, Outcome.GATEWAY_FAULT)
             raise
-        self._close(attempt, Outcome.OK)
         trail.rung = "full"
+        if reply.streaming:
+            # The attempt is out until the last response; the transport closes it there, or the reply's end does.
+            reply.on_close(lambda outcome: self._close(attempt, _given_up(call) or outcome))
+        else:
+            self._close(attempt, Outcome.OK)
         return reply
 
     def _close(self, attempt: Attempt, otherwise: Outcome) -> None:
-        attempt.ended_s = self._clock.now_s()
         if attempt.outcome is None:
             attempt.outcome = otherwise
+            attempt.ended_s = self._clock.now_s()
+
+
+def _given_up(call: Call) -> Outcome | None:
+    """What an attempt's end is called that the edge brought about."""
+    if call.cut is not None and call.cut.reason is Reason.DEADLINE:
+        return Outcome.EXPIRED
+    return Outcome.ABANDONED if call.abandoned or call.cut is not None else None

@@ -63,7 +63,10 @@ ROUTES = frozenset(
 )
 """Templates of HTTP paths, and methods of `inference.GRPCInferenceService` by their bare name."""
 
-PROTOCOL_FAULTS = frozenset(("malformed", "too_large", "slow_head", "slow_body", "slow_drain", "slow_reader"))
+_TLS_FAULTS = ("tls_handshake", "tls_plaintext", "tls_record", "tls_slow")
+PROTOCOL_FAULTS = frozenset(
+    ("malformed", "too_large", "slow_head", "slow_body", "slow_drain", "slow_reader", *_TLS_FAULTS)
+)
 """How bytes on a client port failed to become a request, or an answer to be taken."""
 
 _HTTP_STATUSES = (200, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 417, 429, 431, 499, 500, 501, 503, 504, 505)

@@ -64,6 +64,22 @@ def admission_readings(rows: Iterable[tuple[str, str, str, int, int, int]], metr
         yield "sluice_slots", key, slots
 
 
+_SEQUENCE_EVENTS = ("started", "adopted", "ended", "lost", "expired", "evicted")
+
+
+def sequence_readings(rows: Iterable[tuple[str, Mapping[str, int]]], metrics: Metrics) -> Iterable[Reading]:
+    """From (model, what its table of sequences counts). A model that never had one is left out."""
+    sums: dict[str, Counter[str]] = {}
+    for model, counts in rows:
+        if counts["started"] or counts["adopted"]:
+            sums.setdefault(metrics.model_label(model), Counter()).update(counts)
+    for label, total in sums.items():
+        yield "sluice_sequences_live", (label,), total["live"]
+        yield "sluice_sequence_steps_waiting", (label,), total["waiting"]
+        for event in _SEQUENCE_EVENTS:
+            yield "sluice_sequence_events_total", (label, event), total[event]
+
+
 def job_readings(restarts: Mapping[str, int]) -> Iterable[Reading]:
     """From the supervisor's count of restarts by job."""
     sums: Counter[str] = Counter()
@@ -71,6 +87,16 @@ def job_readings(restarts: Mapping[str, int]) -> Iterable[Reading]:
         sums[labels.job(name)] += count
     for name, count in sums.items():
         yield "sluice_background_restarts_total", (name,), count
+
+
+def file_readings(rows: Iterable[tuple[str, int, bool, float]]) -> Iterable[Reading]:
+    """From (file, loads, failing, when its certificate expires or 0.0)."""
+    for name, loads, failing, expires_s in rows:
+        key = (labels.text(name),)
+        yield "sluice_watched_file_loads_total", key, loads
+        yield "sluice_watched_file_failing", key, float(failing)
+        if expires_s:
+            yield "sluice_tls_certificate_expiry_timestamp_seconds", key, expires_s
 
 
 def _seconds(microseconds: float | None) -> float | None:

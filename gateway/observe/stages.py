@@ -6,7 +6,7 @@ from gateway.core.call import Trail
 
 STAGES = ("receive", "route", "queue", "upstream", "write")
 """receive: first header byte to decoded body. route: to the choice of a version. queue: to the permit, the wait for a
-slot included. upstream: to the whole answer. write: to the end of the reply.
+slot included. upstream: to the whole answer, or to a stream's first response. write: to the end of the reply.
 """
 
 NOT_REACHED = -1.0

@@ -65,6 +65,15 @@ TABLE: tuple[Row, ...] = (
     _gauge("sluice_calls_in_flight", "pool model version", "Calls that hold a permit now."),
     _gauge("sluice_calls_queued", "pool model version", "Calls that wait for a permit now."),
     _gauge("sluice_slots", "pool model version", "Permits that the ready replicas have together."),
+    # Sequences of stateful models.
+    _gauge("sluice_sequences_live", "model", "Sequences that are remembered now."),
+    _gauge("sluice_sequence_steps_waiting", "model", "Calls that wait for the step before them in their sequence."),
+    _counter(
+        "sluice_sequence_events_total",
+        "model event",
+        "What became of sequences: started; adopted (begun through another gateway, or before a restart); ended; lost "
+        "with their replica; expired in silence; evicted at the bound `sequences.live_max`.",
+    ),
     # The client ports.
     _counter(
         "sluice_requests_without_call_total",
@@ -81,6 +90,20 @@ TABLE: tuple[Row, ...] = (
     ),
     _gauge("sluice_body_memory_bytes", "", "Request bodies held now."),
     _gauge("sluice_body_memory_limit_bytes", "", "What they may come to (`gateway.body_memory_bytes`)."),
+    # Files that are read again and again.
+    _counter(
+        "sluice_watched_file_loads_total",
+        "file",
+        "Times that new content was taken up. file: keys, token_keys, subjects, listen_tls, or pool:<name> for the TLS "
+        "files of a pool.",
+    ),
+    _gauge("sluice_watched_file_failing", "file", "1 while what stands there cannot be used; the last good one is."),
+    _gauge(
+        "sluice_tls_certificate_expiry_timestamp_seconds",
+        "file",
+        "When the certificate in use stops being valid, seconds since the unix epoch.",
+    ),
+    _counter("sluice_token_verifications_total", "", "Signatures of JWTs checked; a known token costs none."),
     # The fleet.
     _gauge("sluice_replica_state", "pool replica state", "1 for the state that the replica is in."),
     _gauge("sluice_model_replicas", "pool model version state", "Replicas by the state of the model version on them."),
@@ -116,6 +139,7 @@ TABLE: tuple[Row, ...] = (
     _counter(
         "sluice_background_restarts_total", "job", "Background jobs that ended by themselves and were started again."
     ),
+    _gauge("sluice_event_loop_tasks", "", "Tasks of the event loop."),
     Row("sluice_event_loop_lag_seconds", "histogram", (), "How late the event loop's timers fire; calls wait as long."),
     _counter("sluice_metrics_source_failures_total", "source", "Parts of this page that could not be collected."),
     _gauge("sluice_metrics_series_cut", "", "Series left out of this page because their metric has too many."),

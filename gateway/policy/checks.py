@@ -14,6 +14,7 @@ from typing import Any
 from gateway.core.header_names import NEVER_PREFIXES, TRACE_CONTEXT, never_forwarded
 from gateway.policy import addresses
 from gateway.policy.decode import Document
+from gateway.policy.identity_checks import check_identity, check_upstream_tls
 from gateway.policy.problems import Path, Problems, path_text, printable
 from gateway.policy.schema import FleetPolicy, ModelPolicy
 
@@ -25,14 +26,16 @@ _PORTS = ("grpc", "http", "metrics")
 
 
 def check_fleet(fleet: Fleet, problems: Problems) -> None:
-    for check in (_sources, _static_replicas, _own_ports, _health, _identity, _headers, _messages):
+    for check in (_sources, _static_replicas, _own_ports, _health, _headers, _messages):
         check(fleet, problems)
+    check_identity(fleet, problems)
+    check_upstream_tls(fleet, problems)
 
 
 def check_model(model: Model, fleet: Fleet, problems: Problems) -> None:
     for check in (_pool, _body_sizes):
         check(model, fleet, problems)
-    for own in (_versions, _split, _times):
+    for own in (_json_size, _versions, _split, _times):
         own(model, problems)
 
 
@@ -141,15 +144,6 @@ def _health(fleet: Fleet, problems: Problems) -> None:
             _add(problems, fleet, path, message, "after a failure the next probe comes sooner, not later")
 
 
-def _identity(fleet: Fleet, problems: Problems) -> None:
-    mode, file = fleet.get("identity", "mode"), fleet.get("identity", "keys_file")
-    if mode == "api_key" and file == "":
-        _add(problems, fleet, ("identity", "mode"), "`api_key` needs `keys_file`", "name the file of key hashes")
-    if mode == "none" and file:
-        message = "`keys_file` is given, but with `mode: none` nobody is asked for a key"
-        _add(problems, fleet, ("identity", "keys_file"), message, "write `mode: api_key`, or remove `keys_file`")
-
-
 def _headers(fleet: Fleet, problems: Problems) -> None:
     patterns = fleet.get("gateway", "forward_headers")
     seen: set[str] = set()
@@ -209,6 +203,14 @@ def _body_sizes(model: Model, fleet: Fleet, problems: Problems) -> None:
             message = f"{size} bytes{origin} are more than `{path_text(leg)}` in fleet.yaml lets through ({bound})"
             _add(problems, model, ("limits", "body_bytes_max"), message, f"write at most {bound}, or raise that limit")
             return
+
+
+def _json_size(model: Model, problems: Problems) -> None:
+    """JSON is part of the body: what is allowed beyond the body is never reached. A default may be larger."""
+    body, json = model.get("limits", "body_bytes_max"), model.get("limits", "json_bytes_max")
+    if body is not None and json is not None and json > body and model.given("limits", "json_bytes_max"):
+        message = f"`json_bytes_max` ({json}) is more than `body_bytes_max` ({body}), of which JSON is a part"
+        _add(problems, model, ("limits", "json_bytes_max"), message, "lower it, or raise `body_bytes_max`")
 
 
 def _versions(model: Model, problems: Problems) -> None:

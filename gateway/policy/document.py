@@ -17,6 +17,7 @@ from msgspec import inspect
 from gateway.policy import later
 from gateway.policy.decode import decode
 from gateway.policy.files import KEYS_BYTES_MAX, POLICY_BYTES_MAX
+from gateway.policy.identity_subjects import SUBJECTS_BYTES_MAX, SubjectEntry
 from gateway.policy.keys import KeyEntry
 from gateway.policy.problems import PolicyError, Problems
 from gateway.policy.scalars import unit_of
@@ -63,6 +64,15 @@ KEYS_EXAMPLE = """# One entry per key. A tenant may have several, so that a key 
   may_explain: true
 """
 
+SUBJECTS_EXAMPLE = """# One entry per subject, written with its kind.
+- subject: "uri:spiffe://cluster.local/ns/shop/sa/checkout"
+  tenant: shop
+  models: [fraud, fraud-lite]
+- subject: "dns:ops.example.com"
+  tenant: operations
+  may_explain: true
+"""
+
 BAD_EXAMPLE = """model: fraud
 pool: cpu
 objective: {p99_ms: 50}
@@ -86,19 +96,30 @@ def _page(policies: Path) -> Iterator[str]:
     yield "## fleet.yaml\n"
     yield "For example, as it comes with the project:\n"
     yield _block("yaml", (policies / "fleet.yaml").read_text("utf-8"))
-    yield from _tables(FleetPolicy, "", title="Keys of fleet.yaml")
+    yield from tables(FleetPolicy, "", title="Keys of fleet.yaml")
     yield "## models/*.yaml\n"
     yield "For example, `models/fraud.yaml` as it comes with the project:\n"
     yield _block("yaml", (policies / "models" / "fraud.yaml").read_text("utf-8"))
-    yield from _tables(ModelPolicy, "", title="Keys of a model's file")
+    yield from tables(ModelPolicy, "", title="Keys of a model's file")
     yield "## The key file\n"
     yield _prose(
-        "With `identity.mode: api_key` the file `identity.keys_file` lists the keys that are good, by their SHA-256 "
+        "With API keys the file `identity.keys_file` lists the keys that are good, by their SHA-256 "
         f"and never the keys themselves; at most {KEYS_BYTES_MAX} bytes. The tenant `anonymous` is reserved. A key "
         "that is not in it, or none, gets 401 / UNAUTHENTICATED. For example:"
     )
     yield _block("yaml", KEYS_EXAMPLE)
-    yield from _tables(KeyEntry, "", title="Keys of an entry")
+    yield from tables(KeyEntry, "", title="Keys of an entry")
+    yield "## The file of certificate subjects\n"
+    yield _prose(
+        "With client certificates the file `identity.mtls.subjects_file` says which tenant a verified certificate "
+        f"stands for; at most {SUBJECTS_BYTES_MAX} bytes. URIs are compared as they stand, DNS names in lower case. A "
+        "certificate of which no name is in it, or whose names stand for different tenants, gets 401 / "
+        "UNAUTHENTICATED. For example:"
+    )
+    yield _block("yaml", SUBJECTS_EXAMPLE)
+    yield from tables(SubjectEntry, "", title="Keys of an entry of subjects")
+    yield "## Several kinds of credentials\n"
+    yield IDENTITY
     yield "## Between the keys\n"
     yield CHECKS
     yield "## Not available yet\n"
@@ -115,6 +136,19 @@ def _page(policies: Path) -> Iterator[str]:
     yield _block("", _errors(BAD_EXAMPLE))
 
 
+IDENTITY = """With `identity.mode: any` the first kind that is declared and shown decides, and decides alone:
+
+1. an API key, in `x-api-key` or as `authorization: Bearer`;
+2. a JWT, as `authorization: Bearer` (what is no known key there is judged as a token);
+3. the trusted header, from a peer in one of its networks;
+4. the client certificate.
+
+What is shown and bad is refused (401), whatever else is shown; nothing falls through to another kind or to `anonymous`.
+Kinds that are not declared are not looked at. `authorization`, `x-api-key` and the trusted header never go on to
+Triton, whatever `gateway.forward_headers` says. Health, readiness and the gRPC health service need no credentials.
+"""
+
+
 CHECKS = """Values that are right alone can be wrong together. Checked as well:
 
 - `pool` stands in fleet.yaml; key files and request files exist (a watched file may come later; until then its pool
@@ -128,12 +162,17 @@ CHECKS = """Values that are right alone can be wrong together. Checked as well:
 - A pool has exactly one of `static`, `dns`, `file`. Static addresses are distinct over all pools, at most
   `replicas_max` per pool, and none is a port of the gateway itself.
 - The gateway's four listeners have ports of their own.
-- `identity.mode: api_key` and `identity.keys_file` go together.
+- `identity.mode` and what it needs go together: `api_key` with `keys_file`, `jwt`, `mtls` and `header` with the key of
+  the same name, `any` with at least two of these. The files are there and good; keys of tokens fit the algorithms.
+- `identity.mtls` needs a port that asks for certificates: `gateway.listen.tls.client_certificate`, and that its
+  `client_ca_file`.
+- Certificates and keys of TLS are PEM, the key belongs to the certificate and is not encrypted. (An expired certificate
+  is logged and used.) A pool's `certificate_file` and `key_file` go together.
 - `health.recheck_ms` is at most `health.interval_ms`.
 """
 
 
-def _tables(cls: Any, path: str, title: str = "") -> Iterator[str]:
+def tables(cls: Any, path: str, title: str = "") -> Iterator[str]:
     """The table of a struct, then those of the structs within it, each headed by its path."""
     info = inspect.type_info(cls)
     assert isinstance(info, inspect.StructType)
@@ -156,7 +195,7 @@ def _tables(cls: Any, path: str, title: str = "") -> Iterator[str]:
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
     yield ""
     for struct, below in inner:
-        yield from _tables(struct.cls, below)
+        yield from tables(struct.cls, below)
 
 
 def _value(type_: inspect.Type, name: str) -> str:

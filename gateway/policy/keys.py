@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Annotated
 
 from msgspec import Meta
 
 from gateway.core.call import ANONYMOUS, Identity
+from gateway.core.credentials import Credentials
 from gateway.core.errors import GatewayError, Reason
 from gateway.policy.decode import decode
 from gateway.policy.files import KEYS_BYTES_MAX
@@ -34,6 +36,7 @@ TENANT = name_pattern(
     "a tenant's name",
     "use letters, digits and inner `.`, `_`, `@`, `-`, at most 64 characters",
 )
+TENANT_TEXT = re.compile(TENANT)
 SHA256 = name_pattern(
     r"^[0-9a-f]{64}$", "the SHA-256 of a key", "write 64 lower-case hexadecimal digits in quotes, never the key itself"
 )
@@ -51,16 +54,16 @@ class KeyEntry(Strict, frozen=True, kw_only=True):
 
 
 class AnonymousAuthenticator:
-    """`mode: none`: everybody is the one tenant `anonymous`, whatever key they send."""
+    """`mode: none`: everybody is the one tenant `anonymous`, whatever they show."""
 
     __slots__ = ()
 
-    def identify(self, api_key: str | None) -> Identity:
+    def identify(self, credentials: Credentials) -> Identity:
         return ANONYMOUS
 
 
 class KeyRing:
-    """`mode: api_key`: a key is needed. Immutable; a changed file makes a new ring."""
+    """The keys of one key file. Immutable; a changed file makes a new ring."""
 
     __slots__ = ("_by_digest",)
 
@@ -74,13 +77,17 @@ class KeyRing:
         """Raises `GatewayError` (UNAUTHENTICATED); the text does not tell an unknown key from an impossible one."""
         if not api_key:
             raise GatewayError(Reason.UNAUTHENTICATED, "an API key is needed and none was sent")
-        # isascii first: it is a flag of the string, and makes characters and bytes the same number.
-        identity = None
-        if api_key.isascii() and len(api_key) <= KEY_BYTES_MAX:
-            identity = self._by_digest.get(hashlib.sha256(api_key.encode("ascii")).digest())
+        identity = self.find(api_key)
         if identity is None:
             raise GatewayError(Reason.UNAUTHENTICATED, "the API key is not known")
         return identity
+
+    def find(self, api_key: str) -> Identity | None:
+        """The same without an error: None if the key is not known."""
+        # isascii first: it is a flag of the string, and makes characters and bytes the same number.
+        if not api_key.isascii() or len(api_key) > KEY_BYTES_MAX:
+            return None
+        return self._by_digest.get(hashlib.sha256(api_key.encode("ascii")).digest())
 
 
 def parse_keys(data: bytes, file_name: str) -> KeyRing:

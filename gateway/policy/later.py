@@ -10,6 +10,7 @@ from typing import Literal
 
 FileKind = Literal["fleet", "model", "keys"]
 
+_STREAMS = "decoupled models stream without it; the limits of streams stand under `deadline`"
 _RETRY = "sending a call again comes with the layer `attempts`"
 _BREAKER = "taking a failing replica out by its error rate comes with the layer `attempts`; probes work already"
 _ROLLOUT = "rollouts come with the version gate; until then move the weights of `split` by hand"
@@ -28,10 +29,7 @@ MODEL_KEYS: dict[str, str] = {
     "coalesce": "sharing one execution between equal calls comes with the layer `coalesce`",
     "cohort": _COHORT,
     "cohorts": _COHORT,
-    "deadline.first_response_s": "limits of streams come with streaming",
-    "deadline.idle_s": "limits of streams come with streaming",
     "deadline.stages": "a budget per stage comes with the full layer `deadline`; one budget covers the call until then",
-    "deadline.total_s": "limits of streams come with streaming",
     "ejection": _BREAKER,
     "fairness": "fair shares between tenants come with the full layer `admit`",
     "features": "fetching features comes with the layer `features`; send complete inputs until then",
@@ -57,7 +55,7 @@ MODEL_KEYS: dict[str, str] = {
     "scale": "scaling signals come with the scaling set",
     "shadow": "copies of calls to another version come with the layer `shadow`",
     "stages": "a budget per stage comes with the full layer `deadline`; one budget covers the call until then",
-    "stream": "streams come with the data plane",
+    "stream": _STREAMS,
     "version_override": "`x-sluice-version` comes with the full layer `route`; name the version in the path until then",
     "x-sluice-version": "the override comes with the full layer `route`; name the version in the path until then",
     "records.redact": "redaction comes with the record sinks; `records.tensors: none` keeps values out already",
@@ -67,16 +65,10 @@ MODEL_KEYS: dict[str, str] = {
 
 FLEET_KEYS: dict[str, str] = {
     "classes": _CLASSES,
-    "gateway.tls": "TLS on the client ports comes with the full edge; let the balancer end it until then",
-    "identity.header": "a tenant from a trusted header comes with the full gate",
-    "identity.jwt": "JWT comes with the full gate; use `mode: api_key`",
-    "identity.mtls": "client certificates come with the full gate; use `mode: api_key`",
-    "identity.trusted_networks": "a tenant from a trusted header comes with the full gate",
     "pools.*.breaker": _BREAKER,
     "pools.*.cost": "choosing between pools by cost comes with the ladder",
     "pools.*.ejection": _BREAKER,
     "pools.*.scale": "scaling signals come with the scaling set",
-    "pools.*.tls": "TLS to replicas comes with the full transport; keep the pool on a private network until then",
     "quotas": "quotas of tenants come with the full gate",
     "records.sample": "sampling comes with the record sinks",
     "records.sinks": "other sinks come with the record sinks; JSON lines in `records.dir` are written already",
@@ -85,7 +77,6 @@ FLEET_KEYS: dict[str, str] = {
     "scale": "scaling signals come with the scaling set",
     "stores": _REDIS,
     "tenants": "settings per tenant come with the full gate; allowed models stand in the key file",
-    "tls": "TLS on the client ports comes with the full edge; let the balancer end it until then",
     "tracing": "spans come with the trace exporter; `traceparent` is passed on and recorded already",
 }
 
@@ -96,16 +87,12 @@ MODEL_VALUES: dict[tuple[str, str], str] = {
     ): "lower answers come with the layer `ladder`; write `ladder: none`, and in `impact` what users feel",
     ("regime", "async"): "the asynchronous regime comes with the jobs set",
     ("regime", "batch"): "the batch regime comes with the jobs set",
-    ("regime", "stream"): "streams come with the data plane",
-    ("regime", "streaming"): "streams come with the data plane",
+    ("regime", "stream"): _STREAMS,
+    ("regime", "streaming"): _STREAMS,
 }
 """Dotted key and value (`*`: any other) to the sentence that explains it."""
 
-FLEET_VALUES: dict[tuple[str, str], str] = {
-    ("identity.mode", "jwt"): "JWT comes with the full gate; use `api_key`",
-    ("identity.mode", "mtls"): "client certificates come with the full gate; use `api_key`",
-    ("identity.mode", "header"): "a tenant from a trusted header comes with the full gate; use `api_key`",
-}
+FLEET_VALUES: dict[tuple[str, str], str] = {}
 
 
 def later_key(kind: FileKind, path: tuple[str | int, ...]) -> str:

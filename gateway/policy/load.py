@@ -14,7 +14,12 @@ from gateway.policy.checks import check_fleet, check_model, check_names
 from gateway.policy.decode import Document, decode
 from gateway.policy.files import POLICY_BYTES_MAX, SourceFile, read_directory
 from gateway.policy.problems import PolicyError, PolicyProblem, Problems
-from gateway.policy.references import check_keys_file, check_replica_files, read_request_file
+from gateway.policy.references import (
+    check_keys_file,
+    check_replica_files,
+    check_secret_files,
+    read_request_file,
+)
 from gateway.policy.schema import FleetPolicy, ModelPolicy, PolicySet
 from gateway.policy.yaml_tree import parse
 
@@ -34,6 +39,7 @@ def load_policies(directory: str) -> PolicySet:
     fleet = _fleet(source, os.path.join(directory, "fleet.yaml"), problems)
     check_fleet(fleet, problems)
     check_keys_file(fleet, directory, problems)
+    check_secret_files(fleet, directory, problems)
     check_replica_files(fleet, directory, problems)
 
     parts = {} if source is None else {source.name: source.data}

@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.policy.checks import Fleet, Model
 from gateway.policy.files import KEYS_BYTES_MAX, read_bounded, reason
+from gateway.policy.identity_checks import check_identity_files, check_tls_files
 from gateway.policy.keys import parse_keys
 from gateway.policy.problems import Path, PolicyError, Problems, printable
 
@@ -28,7 +29,7 @@ class _Request(msgspec.Struct):
 def check_keys_file(fleet: Fleet, directory: str, problems: Problems) -> None:
     """The key file is there and good. Its content is no part of the revision: keys are reloaded by themselves."""
     name = fleet.get("identity", "keys_file")
-    if not name or fleet.get("identity", "mode") != "api_key":
+    if not name or fleet.get("identity", "mode") not in ("api_key", "any"):
         return
     path: Path = ("identity", "keys_file")
     shown = os.path.normpath(os.path.join(directory, name))
@@ -39,6 +40,12 @@ def check_keys_file(fleet: Fleet, directory: str, problems: Problems) -> None:
         parse_keys(data, shown)
     except PolicyError as error:
         problems.take(error)
+
+
+def check_secret_files(fleet: Fleet, directory: str, problems: Problems) -> None:
+    """Whatever else identities and TLS are made from is there and good."""
+    check_identity_files(fleet, directory, _read, problems)
+    check_tls_files(fleet, directory, _read, problems)
 
 
 def check_replica_files(fleet: Fleet, directory: str, problems: Problems) -> None:

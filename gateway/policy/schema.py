@@ -13,6 +13,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from gateway.policy.identity_schema import IdentityPolicy
+from gateway.policy.strict import Strict as Strict
+from gateway.policy.tls_schema import ServerTls, UpstreamTls
+
 MODEL_NAME = r"^[^\x00-\x1f\x7f]{1,255}$"
 VERSION = r"^[1-9][0-9]{0,18}$"
 POOL_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
@@ -26,10 +30,6 @@ HostPort = Annotated[str, Meta(pattern=HOST_PORT)]
 PortNumber = Annotated[int, Meta(ge=1, le=65535)]
 KIB = 1024
 MIB = 1024 * 1024
-
-
-class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all structs of a policy share."""
 
 
 # --- fleet.yaml -----------------------------------------------------------------------------------------------------
@@ -116,19 +116,13 @@ class Pool(Strict, frozen=True, kw_only=True):
     message_bytes_max: Annotated[
         int, Meta(ge=KIB, le=2**31 - 1, description="Largest message to or from a replica, bytes.")
     ] = 64 * MIB
-
-
-class IdentityPolicy(Strict, frozen=True, kw_only=True):
-    mode: Annotated[
-        Literal["none", "api_key"],
+    tls: Annotated[
+        UpstreamTls | None,
         Meta(
-            description="`none`: every caller is the tenant `anonymous`. `api_key`: a key from `keys_file` is required."
+            description="TLS to the replicas' gRPC ports, over which all calls go. Triton has none on its HTTP and "
+            "metrics ports, which are read in the clear."
         ),
-    ] = "none"
-    keys_file: Annotated[
-        str, Meta(description="File of key hashes, relative to fleet.yaml, looked at again every `refresh_s`.")
-    ] = ""
-    refresh_s: Annotated[float, Meta(ge=0.2, le=3600, description="Seconds between looks at `keys_file`.")] = 5.0
+    ] = None
 
 
 class HttpLimits(Strict, frozen=True, kw_only=True):
@@ -156,6 +150,16 @@ class HttpLimits(Strict, frozen=True, kw_only=True):
     pipeline_max: Annotated[
         int, Meta(ge=1, le=1000, description="Requests of one connection that may wait for answers.")
     ] = 16
+    response_compression: Annotated[
+        bool,
+        Meta(
+            description="Answers to `infer` are compressed where the client's `Accept-Encoding` asks for it, as Triton "
+            "does. Some clients ask without their users' knowing: docs/operations.md."
+        ),
+    ] = True
+    response_compression_level: Annotated[
+        int, Meta(ge=1, le=9, description="zlib's level for that: 1 is cheapest, Triton's own is 6.")
+    ] = 1
 
 
 class GrpcLimits(Strict, frozen=True, kw_only=True):
@@ -165,6 +169,23 @@ class GrpcLimits(Strict, frozen=True, kw_only=True):
     streams_max: Annotated[int, Meta(ge=1, le=1_000_000, description="Calls in flight over all gRPC connections.")] = (
         10_000
     )
+    stream_calls_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=65_536,
+            description="Requests of one ModelStreamInfer that may be out at a time; beyond it the client's next "
+            "message is not read until one has ended.",
+        ),
+    ] = 128
+    write_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=100,
+            le=600_000,
+            description="A client that takes longer than this for one message of its ModelStreamInfer is cut off.",
+        ),
+    ] = 60_000
 
 
 class Drain(Strict, frozen=True, kw_only=True):
@@ -182,6 +203,9 @@ class Listeners(Strict, frozen=True, kw_only=True):
         "0.0.0.0:8002"
     )
     admin: Annotated[HostPort, Meta(description="Admin API; a token is always required.")] = "127.0.0.1:8003"
+    tls: Annotated[ServerTls | None, Meta(description="TLS on `http` and `grpc`; `metrics` and `admin` have none.")] = (
+        None
+    )
 
 
 class GatewayPolicy(Strict, frozen=True, kw_only=True):
@@ -265,6 +289,18 @@ class Deadline(Strict, frozen=True, kw_only=True):
         ),
     ] = None
     max_ms: Annotated[int, Meta(ge=1, le=86_400_000, description="A caller's longer wish is cut to this.")] = 30_000
+    first_response_s: Annotated[
+        Annotated[float, Meta(gt=0, le=86_400)] | None,
+        Meta(
+            description="Streams: to the first response, from the call's arrival. Default: `default_ms`. What a caller "
+            "names limits the whole stream instead."
+        ),
+    ] = None
+    idle_s: Annotated[float, Meta(gt=0, le=86_400, description="Streams: longest wait for a further response.")] = 60.0
+    total_s: Annotated[
+        Annotated[float, Meta(gt=0, le=604_800)] | None,
+        Meta(description="Streams: limit of the whole, also for callers that wish for more. Default: none."),
+    ] = None
 
 
 class Limits(Strict, frozen=True, kw_only=True):
@@ -287,13 +323,43 @@ class Admission(Strict, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=65_536)] | None,
         Meta(
             description="Calls that one replica may have in flight for one version. Default: twice instances x "
-            "max_batch_size of the model's configuration (one batch running, one filling).",
+            "max_batch_size of the model's configuration (one batch running, one filling). A stream holds its slot "
+            "until it ends: for a decoupled model write how many streams its backend serves side by side, which Triton "
+            "does not tell.",
         ),
     ] = None
     queue_max: Annotated[
         Annotated[int, Meta(ge=0, le=1_000_000)] | None,
         Meta(
-            description="Calls that may wait for a slot, per version. Default: four times the slots of the pool.",
+            description="Calls that may wait for a slot, per version. Default: four times the slots of the pool, at "
+            "least 64.",
+        ),
+    ] = None
+
+
+class Sequences(Strict, frozen=True, kw_only=True):
+    live_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000_000,
+            description="Sequences remembered at one time. Beyond it the one that was silent for longest is forgotten: "
+            "its calls still find their replica while the fleet stays the same, and else get Triton's own error.",
+        ),
+    ] = 100_000
+    waiting_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000,
+            description="Calls of one sequence that may wait for the one before them; beyond it 503 `queue_full`.",
+        ),
+    ] = 64
+    idle_ms: Annotated[
+        Annotated[int, Meta(ge=1, le=604_800_000)] | None,
+        Meta(
+            description="How long a silent sequence is remembered, and 1 s more. Default: the model's "
+            "`max_sequence_idle_microseconds`; of an ensemble 60 s."
         ),
     ] = None
 
@@ -356,6 +422,7 @@ class ModelPolicy(Strict, frozen=True, kw_only=True):
         ),
     ] = None
     admission: Annotated[Admission, Meta(description="How many calls run and wait.")] = Admission()
+    sequences: Annotated[Sequences, Meta(description="Calls to a stateful model that belong together.")] = Sequences()
     warmup: Annotated[Warmup, Meta(description="Calls before traffic.")] = Warmup()
     records: Annotated[ModelRecords, Meta(description="What prediction records hold.")] = ModelRecords()
 

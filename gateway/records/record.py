@@ -45,7 +45,9 @@ class PredictionRecord:
         "reason",
         "reply",
         "request_id",
+        "sequence",
         "size_bytes",
+        "stream_position",
         "tenant",
         "tensors",
         "text",
@@ -89,6 +91,8 @@ class PredictionRecord:
         self.text = text[:TEXT_MAX]
         self.impact = impact
         self.body_id = body_id[:TEXT_MAX]
+        self.stream_position = call.stream_position
+        self.sequence = call.sequence
         self.tensors = tensors
         self.answered = reply is not None
         self.input_bytes = 0 if message is None else len(message)

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from gateway.core.call import Attempt
+from gateway.core.call import Attempt, SequenceStep
 from gateway.core.codes import Code
 from gateway.observe.stages import STAGES, stage_seconds
 from gateway.records.record import TEXT_MAX, PredictionRecord
@@ -101,6 +101,9 @@ class Renderer:
             "attempt_count": len(attempts),
             "attempts": [_attempt(each, arrived_s, ended_s) for each in attempts[:ATTEMPTS_MAX]],
             "body_id": record.body_id,
+            "stream_message": record.stream_position,
+            "responses": trail.responses,
+            "sequence": _sequence(record.sequence),
         }
 
     def _bodies(self, record: PredictionRecord, shown: dict[str, Any]) -> None:
@@ -136,6 +139,13 @@ class Renderer:
             # Refused calls are recorded too, and their bodies may be anything.
             shown.pop("tensors", None)
             shown["omitted"] = "unreadable"
+
+
+def _sequence(step: SequenceStep | None) -> dict[str, Any] | None:
+    if step is None:
+        return None
+    shown = step.id[:TEXT_MAX] if isinstance(step.id, str) else step.id
+    return {"id": shown, "start": step.start, "end": step.end}
 
 
 def _attempt(attempt: Attempt, arrived_s: float, ended_s: float) -> dict[str, Any]:

@@ -176,11 +176,25 @@ def _pretty(record: dict[str, Any]) -> str:
         f"{record['duration_ms']:.1f} ms",
         f"[{stages}]",
         ", ".join(_attempt(each) for each in record["attempts"]) or "no attempt",
+        *_conversation(record),
     ]
     if record["reason"]:
         parts.append(f"{record['reason']}: {record['message']}" if record["message"] else record["reason"])
     parts.append(f"tenant={record['tenant']} id={record['request_id']}")
     return "  ".join(parts)
+
+
+def _conversation(record: dict[str, Any]) -> list[str]:
+    """What only streams and sequences have; lines of before there were any lack the fields."""
+    message, responses, sequence = record.get("stream_message"), record.get("responses"), record.get("sequence")
+    told = [f"message {message}"] if message else []
+    answered = bool(record["version"])
+    if responses is not None and (responses > 1 or (responses == 0 and answered) or (responses and record["reason"])):
+        told.append(f"{responses} {'response' if responses == 1 else 'responses'}")
+    if sequence:
+        ends = [end for end in ("start", "end") if sequence[end]]
+        told.append(" ".join(["sequence", f"{sequence['id']!r}", "+".join(ends)]).rstrip())
+    return told
 
 
 def _attempt(attempt: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """FH-09: each model version counts by its own readiness; the server's flag says too much or too little.
 
 On the virtual clock, over directory, catalogue and transport. That the two protocols say the same (f) is a matter of
-the edges: both ask the catalogue, whose answers are held to the same flags here.
+the edges: both ask the catalogue, whose answers are held to the same flags here; over real ports, with both protocols
+asked, the case stands once more in `test_fh09_on_ports.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faults import UpstreamFault
 from gateway.core.snapshot import ModelState
+from gateway.policy.schema import Health
 from tests.simulation.batcher import ModelSpec
 from tests.simulation.triton import Lie
 from tests.unit.fleet_world import POOL, FleetWorld, Load, run
@@ -95,8 +97,9 @@ def test_c_a_fleet_whose_servers_all_say_not_ready_still_serves() -> None:
     run(main, M1)
 
 
+@pytest.mark.parametrize("interval_ms", [200, 300, 400, 500, 1000])
 def test_d_a_flag_that_toggles_costs_no_call_and_changes_the_state_less_than_ten_times(
-    caplog: pytest.LogCaptureFixture,
+    interval_ms: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main(world: FleetWorld) -> None:
         await all_ready(world, "m1")
@@ -111,10 +114,13 @@ def test_d_a_flag_that_toggles_costs_no_call_and_changes_the_state_less_than_ten
         assert len(changes(caplog, "m1")) < 10
 
     caplog.set_level(logging.INFO, "sluice.fleet")
-    run(main, M1)
+    run(main, M1, health=Health(interval_ms=interval_ms))
 
 
-def test_d_the_same_on_all_replicas_at_once_never_leaves_nobody(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("interval_ms", [200, 300, 400, 500, 1000])
+def test_d_the_same_on_all_replicas_at_once_never_leaves_nobody(
+    interval_ms: int, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main(world: FleetWorld) -> None:
         await all_ready(world, "m1")
         flags = Flags(world)
@@ -127,7 +133,7 @@ def test_d_the_same_on_all_replicas_at_once_never_leaves_nobody(caplog: pytest.L
         assert len(changes(caplog, "m1")) < 10
 
     caplog.set_level(logging.INFO, "sluice.fleet")
-    run(main, M1)
+    run(main, M1, health=Health(interval_ms=interval_ms))
 
 
 def test_e_a_model_that_is_ready_nowhere_is_not_ready_and_the_gateway_lives() -> None:

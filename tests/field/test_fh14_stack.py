@@ -21,6 +21,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from gateway.core.call import Call
+from gateway.core.credentials import Credentials
 from gateway.core.errors import GatewayError
 from gateway.core.faces import BodyLimits
 from gateway.core.outcome import Outcome
@@ -92,9 +93,9 @@ class Identity(AnonymousAuthenticator):
     def __init__(self, fault: Faulty) -> None:
         self._fault = fault
 
-    def identify(self, api_key: str | None) -> Any:
+    def identify(self, credentials: Credentials) -> Any:
         self._fault.strike("identity")
-        return super().identify(api_key)
+        return super().identify(credentials)
 
 
 class Sink:

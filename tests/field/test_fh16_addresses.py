@@ -1,7 +1,8 @@
 """FH-16: new replicas behind the same name are used, old ones are left, and there is always somebody to call.
 
-On the virtual clock, over the directory and the transport: what needs no layer above them. (5), the resolver that takes
-long, runs on real threads and stands with the resolver's own tests.
+On the virtual clock, over the directory and the transport: what needs no layer above them. What needs real sockets,
+threads and memory stands in `test_fh16_on_sockets.py`: streams that run over a change (2), the resolver that takes long
+(5), and (6) once more with the size of the process.
 """
 
 from __future__ import annotations
@@ -180,6 +181,29 @@ def test_6_a_list_that_flips_each_second_fails_no_call_and_leaves_nothing_behind
         assert open_connections(world) == 2
 
     run(main, hosts=HOSTS, replicas=dns())
+
+
+@pytest.mark.parametrize("answers", [(A, B), (), None])
+def test_6_the_resolver_is_asked_once_per_refresh_whatever_it_says(answers: tuple[str, ...] | None) -> None:
+    """`refresh_s` alone decides it: not how long the answers are said to live, and not how many calls fail."""
+
+    async def main(world: FleetWorld) -> None:
+        resolve(world, A, B)
+        await world.until(lambda: world.takers("m") == {A, B})
+        if answers is None:
+            del world.network.names[NAME]
+        else:
+            resolve(world, *answers)
+        for triton in world.tritons.values():
+            triton.crash()
+        before = world.directory.pools(world.loop.time())[POOL]["lookups"]
+        async with Load(world, "m", every_s=0.02) as load:
+            await asyncio.sleep(60)
+            assert load.failed
+        looked = world.directory.pools(world.loop.time())[POOL]["lookups"] - before
+        assert 29 <= looked <= 35
+
+    run(main, hosts=(A, B), replicas=dns())
 
 
 @pytest.mark.parametrize("every_s", [0.22, 0.6, 1.1])

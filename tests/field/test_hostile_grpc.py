@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
+from typing import Any, cast
 
 import grpc.aio
+import pytest
+from tritonclient.grpc import service_pb2 as pb
 
 from gateway.core.call import Call
 from gateway.core.reply import Reply
@@ -129,4 +133,54 @@ async def test_hostile_frames_leave_nothing_behind_and_others_are_served() -> No
         while not edge.nothing_is_left():
             await asyncio.sleep(0.01)
         assert await edge.infer() == ANSWER
+        assert edge.events.faults == 0
+
+
+async def test_a_burst_of_calls_is_taken_to_the_last_one() -> None:
+    service = Gated()
+    service.go.set()
+    async with (
+        asyncio.timeout(3 * WAIT_S),
+        grpc_edge(service) as edge,
+        grpc.aio.insecure_channel(edge.address) as channel,
+    ):
+        live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+        codes = await asyncio.gather(*(_code(live(b"")) for _ in range(3000)))
+    assert set(codes) == {grpc.StatusCode.OK}
+
+
+async def _code(call: Any) -> grpc.StatusCode:
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        await call
+    return cast(grpc.StatusCode, await call.code())
+
+
+class LeftContext:
+    """The library's context of a caller who left, before the library has said so."""
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def time_remaining(self) -> None:
+        return None
+
+    async def send_initial_metadata(self, pairs: object) -> None:
+        raise grpc.aio.InternalError("execute_batch")
+
+    async def abort(self, *arguments: object) -> None:
+        raise grpc.aio.InternalError("execute_batch")
+
+
+@pytest.mark.parametrize("model", ["fraud", "\0"])
+async def test_a_caller_who_leaves_while_the_answer_is_written_is_no_fault(model: str) -> None:
+    service = Gated()
+    service.go.set()
+    async with asyncio.timeout(WAIT_S), grpc_edge(service) as edge:
+        message = pb.ModelInferRequest(model_name=model, model_version="x" if model == "\0" else "").SerializeToString()
+        for _ in range(2):
+            with pytest.raises(asyncio.CancelledError):
+                await edge.server.infer(message, LeftContext())
+        for method in ("ServerLive", "ModelConfig", "ModelStatistics"):
+            with pytest.raises(asyncio.CancelledError):
+                await edge.server.control(f"/inference.GRPCInferenceService/{method}", b"", LeftContext())
         assert edge.events.faults == 0

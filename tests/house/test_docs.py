@@ -25,6 +25,7 @@ GENERATED = {
     "docs/records.md": "gateway.records.document",
     "docs/metrics.md": "gateway.observe.document",
     "docs/protocols.md": "gateway.edge.document",
+    "docs/load.md": "load.document",
 }
 
 

@@ -17,6 +17,7 @@ import tritonclient.http.aio as aio_http
 from tritonclient.utils import InferenceServerException
 
 from deploy.local import LocalFleet
+from gateway.wire.kserve.metadata import REFUSED_EXTENSIONS
 from tests.support.gateway_process import GatewayProcess
 
 FLAVOURS = ("http", "http.aio", "grpc", "grpc.aio")
@@ -231,7 +232,7 @@ async def test_metadata_and_configuration_are_tritons_own(pair: tuple[Client, Cl
         expected = await direct.call(name, *arguments)
         assert await through.call(name, *arguments) == expected, (name, arguments)
     theirs, ours = await direct.call("get_server_metadata"), await through.call("get_server_metadata")
-    assert extensions(theirs) - extensions(ours) == {"system_shared_memory", "cuda_shared_memory"}
+    assert extensions(theirs) - extensions(ours) == REFUSED_EXTENSIONS
     assert extensions(ours) <= extensions(theirs)
 
 

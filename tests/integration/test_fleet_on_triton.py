@@ -22,6 +22,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from deploy.local import LocalFleet, TritonServer, free_ports
 from deploy.local.layout import ROOT
+from deploy.local.repository import SOURCES
 from gateway.core.call import Call
 from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
@@ -51,6 +52,7 @@ from gateway.runtime.clock import SystemClock
 from gateway.runtime.files import SystemFiles
 from gateway.runtime.supervisor import Supervisor
 from gateway.runtime.workers import ThreadWorkers
+from gateway.wire.kserve.metadata import REFUSED_EXTENSIONS
 from gateway.wire.kserve.model_config import summarise_config
 from tests.support.calls import call_sent_to
 
@@ -99,8 +101,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("fleet-models")
     source = ROOT / "deploy" / "local" / "models" / "accel"
     (root / "accel" / "1").mkdir(parents=True)
-    for name in ("model.py", "behaviour.py"):
-        shutil.copy(source / name, root / "accel" / "1" / name)
+    accel = next(each for each in SOURCES if each.name == "accel")
+    for file in accel.files():
+        shutil.copy(file, root / "accel" / "1" / file.name)
     config = (source / "config.pbtxt").read_text()
     config, count = re.subn(r"(max_queue_delay_microseconds: \d+\n)", rf"\1{QUEUE_POLICY}", config)
     assert count == 1
@@ -500,7 +503,7 @@ async def test_what_the_catalogue_shows_is_what_the_server_shows(server: TritonS
         shown = pb.ServerMetadataResponse.FromString(house.catalogue.server_metadata())
         own = pb.ServerMetadataResponse.FromString(await client.server_metadata(5.0))
         assert (shown.name, shown.version) == (own.name, own.version)
-        assert set(own.extensions) - set(shown.extensions) == {"system_shared_memory", "cuda_shared_memory"}
+        assert set(own.extensions) - set(shown.extensions) == REFUSED_EXTENSIONS
         summary = summarise_config(house.catalogue.model_config("accel", "").proto)
         assert (summary.max_batch_size, summary.instances, summary.batches) == (8, 1, True)
         assert house.directory.snapshot.candidates("cpu", "accel", "1")[0].slots == 16

@@ -7,7 +7,7 @@ import hashlib
 import random
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tritonclient.grpc import service_pb2 as pb
@@ -44,6 +44,13 @@ class ModelSpec:
     """Versions whose load fails."""
     named_at_start: bool = True
     """Loaded at start-up; otherwise the index shows only its name."""
+    decoupled: bool = False
+    """Each question orders its own responses (`streamer.py`); `instances` requests are served side by side."""
+    sequences: int = 0
+    """Slots for sequences; above 0 the model is stateful (`sequencer.py`), and each runs in a slot of its own."""
+    sequence_idle_s: float = 1.0
+    text_ids: bool = False
+    """The model takes the ids of sequences as strings (which says only how the gateway should warm it)."""
 
 
 def answer_digest(question: bytes, model: str, version: str) -> bytes:
@@ -59,6 +66,7 @@ def fault(code: Code, text: str) -> UpstreamFault:
 class Host(Protocol):
     """What a scheduler needs of its server."""
 
+    name: str
     chance: random.Random
     slowness: float
     executed: Counter[bytes]
@@ -69,7 +77,7 @@ class Host(Protocol):
 
     def after(self, delay_s: float, work: Callable[[], None]) -> asyncio.TimerHandle: ...
 
-    def answer(self, model: str, version: str, request: Request) -> bytes: ...
+    def answer(self, model: str, version: str, request_id: str, output: bytes, final: bool | None = None) -> bytes: ...
 
     def settle(self, name: str) -> None: ...
 
@@ -109,6 +117,10 @@ class Counts:
     executions: int = 0
     queue_us: int = 0
     compute_us: int = 0
+    batches: Counter[int] = field(default_factory=Counter)
+    """Executions by batch size."""
+    last_s: float = 0.0
+    """When the last request began to run, on the loop's clock."""
 
 
 class Scheduler:
@@ -208,6 +220,8 @@ class Scheduler:
         now_s = server.now_s()
         self.counts.executions += 1
         self.counts.inferences += elements
+        self.counts.batches[elements] += 1
+        self.counts.last_s = now_s
         for request in batch:
             server.executed[request.question] += 1
             self.counts.queue_us += int((now_s - request.arrived_s) * 1e6)
@@ -219,7 +233,8 @@ class Scheduler:
         self.running -= 1
         for request in batch:
             self.counts.success += 1
-            request.finish(self._server.answer(self.spec.name, self.version, request))
+            output = answer_digest(request.question, self.spec.name, self.version)
+            request.finish(self._server.answer(self.spec.name, self.version, request.id, output))
         self._visit()
         self._server.settle(self.spec.name)
 

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator
 from gateway.core.call import Call
 from gateway.core.errors import Reason
 from gateway.core.outcome import Outcome
+from gateway.decide.admission import QUEUE_MIN
 from gateway.policy.schema import ModelPolicy
 from tests.simulation.batcher import answer_digest
-from tests.simulation.report import Ending, Report
-from tests.simulation.scenario import CallPlan
+from tests.simulation.plans import CallPlan
+from tests.simulation.report import Ending, Report, record_key
+from tests.simulation.sequence_checks import SEQUENCE_CHECKS
+from tests.simulation.stream_checks import STREAM_CHECKS
 
 GRACE_S = 0.002
 """A deadline is kept by the timer wheel, whose tick this is; the loop's own lateness comes on top."""
@@ -43,15 +46,15 @@ def one_response(report: Report) -> Iterator[str]:
             yield f"{_name(plan)}: {endings[0].text}"
         elif endings[0].status == "closed" and report.scenario.shutdown_s is None:
             yield f"{_name(plan)}: its connection was closed without an answer, and nobody shut down"
-        elif plan.number not in report.calls and endings[0].status not in {"left", "closed"}:
+        elif plan.number not in report.calls and endings[0].status not in {"left", "closed", "unread", "unsent"}:
             yield f"{_name(plan)}: answered {endings[0].status}, but no record knows the call"
 
 
 def one_record(report: Report) -> Iterator[str]:
     """Exactly one record (unless the log dropped it, and says so), and it says what the client saw."""
     missing = []
-    for plan, call, ending in _ended(report):
-        entries = report.records.get(call.request_id, [])
+    for plan, call, ending in _all_ended(report):
+        entries = report.records.get(record_key(call), [])
         if not entries:
             missing.append(_name(plan))
             continue
@@ -66,6 +69,8 @@ def one_record(report: Report) -> Iterator[str]:
             yield f"{_name(plan)}: the record's attempts are not the trail's: {entry.attempts}"
         if any(outcome == "out" for _, outcome in entry.attempts):
             yield f"{_name(plan)}: the record has an attempt without an outcome: {entry.attempts}"
+        if plan.streamed:
+            continue  # `stream_checks.py` compares what many responses came to.
         if ending.status == "left" and report.scenario.as_bytes:
             continue  # The answer may have been on its way when the client went: then the record says so.
         said = {"ok": Outcome.OK, "left": Outcome.ABANDONED, "closed": Outcome.ABANDONED}.get(ending.status)
@@ -74,7 +79,7 @@ def one_record(report: Report) -> Iterator[str]:
             yield f"{_name(plan)}: the client saw {ending.status}, the record says {entry.outcome} {entry.reason}"
     if len(missing) != report.records_dropped:
         yield f"{len(missing)} records are missing, {report.records_dropped} dropped: {' '.join(missing[:5])}"
-    made = {call.request_id for call in report.calls.values()}
+    made = {record_key(call) for call in report.calls.values()}
     for request_id in sorted(report.records.keys() - made):
         yield f"{request_id}: a record of a call that nobody made"
 
@@ -122,6 +127,8 @@ def the_answer_is_the_questions_own(report: Report) -> Iterator[str]:
         if call.trail.version_served != answer.version:
             served = call.trail.version_served
             yield f"{_name(plan)}: the record says version {served!r}, the answer says {answer.version!r}"
+        if plan.sequence is not None:
+            continue  # Of a state: `sequence_checks.py` knows.
         if answer.output != answer_digest(plan.question, plan.model, answer.version):
             yield f"{_name(plan)}: the output does not belong to the input, or to version {answer.version}"
 
@@ -158,20 +165,20 @@ def queues_keep_their_bound(report: Report) -> Iterator[str]:
             continue
         bound = policy.admission.queue_max
         if bound is None:
-            bound = 4 * call.trail.limit_at_admit
+            bound = max(QUEUE_MIN, 4 * call.trail.limit_at_admit)
         if call.trail.queued_ahead >= bound:
             yield f"{_name(plan)}: waited behind {call.trail.queued_ahead} calls; {bound} may wait"
 
 
 def nothing_runs_oftener_than_it_was_sent(report: Report) -> Iterator[str]:
     """An attempt on the trail for each send, and at most one execution for each."""
-    for plan, call, ending in _ended(report):
+    for plan, call, ending in _all_ended(report):
         attempts, sends = len(call.trail.attempts), report.sends[plan.question]
         if sends > attempts:
             yield f"{_name(plan)}: {sends} sends, but {attempts} attempts on its trail"
         if report.executed[plan.question] > sends:
             yield f"{_name(plan)}: executed {report.executed[plan.question]} times for {sends} sends"
-        if ending.status == "ok" and not report.executed[plan.question]:
+        if ending.status == "ok" and not report.executed[plan.question] and plan.kind != "no-model":
             yield f"{_name(plan)}: answered without having been executed"
         replicas = [attempt.replica for attempt in call.trail.attempts]
         if len(set(replicas)) != len(replicas):
@@ -196,16 +203,21 @@ CHECKS: tuple[Callable[[Report], Iterator[str]], ...] = (
 def violations(report: Report) -> list[str]:
     """All violations of a run, each with the name of its invariant."""
     found = [f"on the spot: {text}" for text in report.violations]
-    for check in CHECKS:
+    for check in (*CHECKS, *STREAM_CHECKS, *SEQUENCE_CHECKS):
         found += [f"{check.__name__}: {text}" for text in check(report)]
     return found
 
 
-def _ended(report: Report) -> Iterator[tuple[CallPlan, Call, Ending]]:
+def _all_ended(report: Report) -> Iterator[tuple[CallPlan, Call, Ending]]:
     for plan in report.scenario.calls:
         endings = report.endings.get(plan.number)
         if endings and plan.number in report.calls:
             yield plan, report.calls[plan.number], endings[0]
+
+
+def _ended(report: Report) -> Iterator[tuple[CallPlan, Call, Ending]]:
+    """The calls for one answer."""
+    return ((plan, call, ending) for plan, call, ending in _all_ended(report) if not plan.streamed)
 
 
 def _deadline_s(plan: CallPlan, call: Call, policy: ModelPolicy) -> float:

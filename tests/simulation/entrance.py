@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from dataclasses import replace
 from typing import Any, Protocol
 
 import h11
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.core.call import Call
+from gateway.core.call import Call, SequenceStep
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.service import Service
 from gateway.runtime.clock import Clock
+from tests.simulation.generate_entrance import generate_request, read_document, read_events
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.pipe import PipeTransport, connect
-from tests.simulation.report import Answer, Ending, Report, request_id
-from tests.simulation.scenario import CallPlan
+from tests.simulation.plans import CallPlan
+from tests.simulation.report import Answer, Ending, Part, Report, request_id
+from tests.simulation.stream_entrance import infer_message
 
 
 class Door(Protocol):
@@ -54,6 +57,7 @@ class DirectEntrance:
             body_bytes=len(message),
             timeout_s=plan.timeout_s,
         )
+        call.sequence = _unsigned(plan.sequence)
         if plan.body_after_s:
 
             async def receive() -> None:
@@ -106,7 +110,11 @@ class HttpEntrance:
     async def client(self, plan: CallPlan) -> None:
         connection = self._connection()
         binary = self._chance.random() < 0.5
-        head, body = infer_request(plan, binary, chunked=self._chance.random() < 0.2)
+        chunked = self._chance.random() < 0.2
+        if plan.streamed:
+            head, body = generate_request(plan, chunked=chunked)
+        else:
+            head, body = infer_request(plan, binary, chunked=chunked)
         if plan.leaves_after_s is not None:
             leave = connection.transport.abort if self._chance.random() < 0.5 else connection.transport.close
             self._loop.call_later(plan.leaves_after_s, connection.leave, plan.number, leave)
@@ -148,6 +156,9 @@ class HttpClient(asyncio.Protocol):
         self._changed = asyncio.Event()
         self._left = False
         self._asking: int | None = None
+        self._plan: CallPlan | None = None
+        self._head: h11.Response | None = None
+        self._body = bytearray()
         self._ended = False
 
     @property
@@ -185,6 +196,7 @@ class HttpClient(asyncio.Protocol):
     async def ask(self, plan: CallPlan, head: h11.Request, body: bytes) -> Ending:
         """Send one request and wait for its response."""
         self._asking, self.far.first_write_s = plan.number, None
+        self._forget_answer(plan)
         try:
             self._send(head)
             if plan.body_after_s:
@@ -194,10 +206,15 @@ class HttpClient(asyncio.Protocol):
                 self._send(h11.EndOfMessage())
             return await self._response()
         except h11.RemoteProtocolError as error:
+            if self._head is not None and plan.streamed and not self._left:
+                return self._cut()
             closed = self._ended and self.far.first_write_s is None
             return self._ending("left" if self._left else "closed" if closed else "fault", text=f"not HTTP: {error}")
         finally:
             self._asking = None
+
+    def _forget_answer(self, plan: CallPlan) -> None:
+        self._plan, self._head, self._body = plan, None, bytearray()
 
     def _send(self, event: h11.Event) -> None:
         data = self._http.send(event)
@@ -205,26 +222,39 @@ class HttpClient(asyncio.Protocol):
             self.transport.write(data)
 
     async def _response(self) -> Ending:
-        head: h11.Response | None = None
-        body = bytearray()
         while not self._left:
             event = self._http.next_event()
             if isinstance(event, h11.Response):
-                head = event
+                self._head = event
             elif isinstance(event, h11.Data):
-                body += event.data
+                self._body += event.data
             elif isinstance(event, h11.EndOfMessage):
-                assert head is not None
-                ending = self._read(head, bytes(body))
+                assert self._head is not None
+                ending = self._read(self._head, bytes(self._body))
                 if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
                     self._http.start_next_cycle()
                 return ending
             elif isinstance(event, h11.ConnectionClosed) or (event is h11.NEED_DATA and self._ended):
-                return self._ending("closed" if head is None else "fault", text="the connection ended in a response")
+                if self._head is not None and self._plan is not None and self._plan.streamed:
+                    return self._cut()
+                status = "closed" if self._head is None else "fault"
+                return self._ending(status, text="the connection ended in a response")
             else:
                 self._changed.clear()
                 await self._changed.wait()
-        return self._ending("left")
+        return self._ending("left", parts=self._parts())
+
+    def _cut(self) -> Ending:
+        """The connection ended inside an answer that was being streamed."""
+        return self._ending("cut", text="the connection ended inside the stream", parts=self._parts())
+
+    def _parts(self) -> tuple[Part, ...]:
+        """The events that came so far, if it is a stream of events that comes."""
+        if self._head is None or self._head.status_code != 200 or self._plan is None:
+            return ()
+        if self._plan.route != "generate_stream":
+            return ()
+        return read_events(bytes(self._body), self._clock.now_s())
 
     def _read(self, head: h11.Response, body: bytes) -> Ending:
         headers = {name.decode(): value.decode() for name, value in head.headers}
@@ -233,15 +263,28 @@ class HttpClient(asyncio.Protocol):
         if head.status_code != 200:
             text = json.loads(body)["error"]
             return self._ending(headers.get("x-sluice-reason", f"http-{head.status_code}"), text=text)
+        if self._plan is not None and self._plan.streamed:
+            return self._read_generate(body)
         answer = _parsed(headers, body)
         if headers.get("x-sluice-model-version") != answer.version:
             version = headers.get("x-sluice-model-version")
             return self._ending("fault", text=f"x-sluice-model-version {version!r}, body {answer.version!r}")
         return self._ending("ok", answer)
 
-    def _ending(self, status: str, answer: Answer | None = None, text: str = "") -> Ending:
+    def _read_generate(self, body: bytes) -> Ending:
+        assert self._plan is not None
+        if self._plan.route == "generate":
+            parts: tuple[Part, ...] = (read_document(body, self._clock.now_s(), 0),)
+        else:
+            parts = self._parts()
+        error = next((part.error for part in parts if part.error), "")
+        return self._ending("error" if error else "ok", text=error, parts=parts)
+
+    def _ending(
+        self, status: str, answer: Answer | None = None, text: str = "", parts: tuple[Part, ...] = ()
+    ) -> Ending:
         at_s = self.far.first_write_s
-        return Ending(self._clock.now_s() if at_s is None or status == "left" else at_s, status, answer, text)
+        return Ending(self._clock.now_s() if at_s is None or status == "left" else at_s, status, answer, text, parts)
 
 
 def enter(loop: SimulationLoop, report: Report, clock: Clock, door: Door) -> DirectEntrance | HttpEntrance:
@@ -252,23 +295,17 @@ def enter(loop: SimulationLoop, report: Report, clock: Clock, door: Door) -> Dir
     return DirectEntrance(loop, report, clock, door)
 
 
-def infer_message(plan: CallPlan) -> bytes:
-    """The call as a serialized `ModelInferRequest`."""
-    request = pb.ModelInferRequest(model_name=plan.model, model_version=plan.version, id=f"id-{plan.number}")
-    request.inputs.add(name="x", datatype="UINT8", shape=[plan.rows, plan.width])
-    request.raw_input_contents.append(plan.question)
-    if plan.queue_timeout_us:
-        request.parameters["timeout"].int64_param = plan.queue_timeout_us
-    return bytes(request.SerializeToString())
-
-
 def infer_request(plan: CallPlan, binary: bool, *, chunked: bool) -> tuple[h11.Request, bytes]:
     """The call as an HTTP request: its head, and its body as JSON or with a binary tail."""
     tensor: dict[str, Any] = {"name": "x", "datatype": "UINT8", "shape": [plan.rows, plan.width]}
-    document: dict[str, Any] = {"id": f"id-{plan.number}", "inputs": [tensor]}
+    document: dict[str, Any] = {"id": plan.id, "inputs": [tensor]}
     parameters: dict[str, Any] = {}
     if plan.queue_timeout_us:
         parameters["timeout"] = plan.queue_timeout_us
+    if plan.sequence is not None:
+        step = _unsigned(plan.sequence)
+        assert step is not None
+        parameters |= {"sequence_id": step.id, "sequence_start": step.start, "sequence_end": step.end}
     if binary:
         tensor["parameters"] = {"binary_data_size": len(plan.question)}
         parameters["binary_data_output"] = True
@@ -287,6 +324,13 @@ def infer_request(plan: CallPlan, binary: bool, *, chunked: bool) -> tuple[h11.R
         headers.append(("x-request-timeout-ms", str(round(plan.timeout_s * 1000))))
     target = f"/v2/models/{plan.model}{version}/infer"
     return h11.Request(method="POST", target=target, headers=headers), body
+
+
+def _unsigned(step: SequenceStep | None) -> SequenceStep | None:
+    """As HTTP spells it, and as the gRPC edge reads it: a negative number stands for a large one."""
+    if step is None or isinstance(step.id, str):
+        return step
+    return replace(step, id=step.id & 0xFFFF_FFFF_FFFF_FFFF)
 
 
 def _parsed(headers: dict[str, str], body: bytes) -> Answer:

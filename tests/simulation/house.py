@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.assembly import Assembly, Parts
 from gateway.core.service import Service
 from gateway.edge.explain import Explainer
+from gateway.edge.grpc_server import GrpcServer
+from gateway.edge.grpc_stream import StreamKit
 from gateway.edge.headers import HeaderReader
 from gateway.edge.http_connection import HttpConnection
 from gateway.edge.http_server import HttpServer
 from gateway.policy.keys import AnonymousAuthenticator
 from gateway.records.memory_store import MemoryStore
 from gateway.runtime.workers import InlineWorkers
-from tests.simulation.report import Entry, Front
+from tests.simulation.report import Entry, Front, stream_key
 from tests.simulation.run import House, World
 from tests.simulation.scenario import POOL
+from tests.simulation.stream_entrance import StreamDoor
 
 FINISH_S = 5.0
 """More than the longest deadline of any scenario: nothing is ever cut off by a shutdown here."""
+
+
+STREAM_CALLS_MAX = 4
+"""Few, so that clients meet the bound."""
 
 
 class NoFiles:
@@ -32,7 +40,9 @@ class NoFiles:
 
 
 class RealHouse:
-    """`House`: what `gateway.app` puts together, but for its ports, its gRPC edge (C threads) and its admin server."""
+    """`House`: what `gateway.app` puts together, but for its ports, the library of its gRPC edge (C threads), and
+    its admin server.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -56,13 +66,26 @@ class RealHouse:
         )
         self.front = Front(world.report, self.assembly.service)
         self.service: Service = self.front
+        explainer = Explainer(chance.stream("edge.explain").getrandbits(256))
+        self.streams: StreamDoor | None = StreamDoor(
+            StreamKit(
+                service=self.front,
+                budget=self.assembly.body_budget,
+                observer=self.assembly.metrics,
+                explainer=explainer,
+                clock=clock,
+                read_call=GrpcServer._read,
+                calls_max=STREAM_CALLS_MAX,
+            ),
+            self.closed,
+        )
         self.http = HttpServer(
             service=self.front,
             catalogue=self.assembly.catalogue,
             authenticator=authenticator,
             limits=gateway.http,
             reader=HeaderReader(gateway.forward_headers, chance.stream("edge.request_id")),
-            explainer=Explainer(chance.stream("edge.explain").getrandbits(256)),
+            explainer=explainer,
             wheel=self.assembly.wheel,
             clock=clock,
             chance=chance,
@@ -78,6 +101,9 @@ class RealHouse:
         report = self.world.report
         self.assembly.draining = True
         self.http.begin_drain()
+        assert self.streams is not None
+        if not await self.streams.close(self.world.scenario.drain_s) and self.world.scenario.drain_s >= FINISH_S:
+            report.violate("streams had to be cut off, although every limit of their calls had passed")
         await self.front.drain()
         if not await self.http.wait_closed(FINISH_S):
             report.violate("the HTTP edge had to cut calls off, although every deadline had passed")
@@ -99,8 +125,17 @@ class RealHouse:
                 told += shown["dropped"]
                 continue
             attempts = tuple((each["replica"], each["outcome"]) for each in shown["attempts"])
-            entry = Entry(shown["outcome"], shown["reason"], shown["version"], shown["policy_revision"], attempts)
-            self.world.report.records.setdefault(shown["request_id"], []).append(entry)
+            entry = Entry(
+                shown["outcome"],
+                shown["reason"],
+                shown["version"],
+                shown["policy_revision"],
+                attempts,
+                shown["responses"],
+                shown["message"],
+            )
+            key = stream_key(shown["request_id"], shown["stream_message"])
+            self.world.report.records.setdefault(key, []).append(entry)
         if told != self.world.report.records_dropped:
             self.world.report.violate(f"{self.world.report.records_dropped} records dropped, lines tell of {told}")
 
@@ -119,11 +154,18 @@ class RealHouse:
                 return candidate.slots
         return None
 
+    def held_until_s(self, machine: str, model: str, version: str) -> float:
+        member = self.assembly.directory._members.get(f"{POOL}/{machine}")
+        record = None if member is None else member.replica.models.get((model, version))
+        return -math.inf if record is None else record.held_until_s
+
     def waiting_places(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         now_s = self.world.clock.now_s()
         for model, layer in self.assembly.stack.admissions.items():
             for version, state in layer.statistics(now_s).items():
-                yield model, version, state
+                lines = layer._admissions[version]._lines
+                steps = {replica: len(line.steps) for replica, line in lines.items() if line.steps}
+                yield model, version, {**state, "steps_by_replica": steps}
 
     def left_behind(self) -> list[str]:
         now_s = self.world.clock.now_s()
@@ -135,6 +177,11 @@ class RealHouse:
         http = self.http.statistics(now_s)
         if http["connections"] or http["calls"]:
             left.append(f"{http['connections']} HTTP connections with {http['calls']} calls")
+        for model, layer in self.assembly.stack.sequences.items():
+            waiting = layer.statistics(now_s)["waiting"]
+            under_way = len(layer._table._entries) - len(layer._table._idle)
+            if waiting or under_way:
+                left.append(f"{model}: {waiting} steps wait, {under_way} sequences have a step under way")
         if self.assembly.body_budget.used_bytes:
             left.append(f"{self.assembly.body_budget.used_bytes} bytes of bodies")
         running = self.assembly.supervisor.statistics(now_s)["running"]

@@ -10,29 +10,28 @@ refuses new connections, and new calls on old ones in its own words.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.core.call import Metadata
 from gateway.core.codes import Code
 from gateway.core.faces import Endpoints, IndexEntry, ModelConfigBytes
 from gateway.core.faults import UpstreamFault
-from tests.simulation.batcher import ModelSpec, Request, fault
+from tests.simulation import descriptions
+from tests.simulation.batcher import Request, fault
+from tests.simulation.intake import STOPPING
 from tests.simulation.metrics_page import page
+from tests.simulation.network_stream import NetworkStream
 from tests.simulation.trace import Trace
 from tests.simulation.triton import Metrics, Triton
 
 T = TypeVar("T")
 
 Result = asyncio.Future[Any]
-
-STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
 
 class Network:
@@ -84,14 +83,22 @@ class Network:
         held, self._held = self._held, []
         for where, work in held:
             if where == address:
-                self.loop.call_soon(work)
+                work()  # at once: nothing that comes later may overtake it
             else:
                 self._held.append((where, work))
+
+    def cut_streams(self, address: str, orderly: bool) -> None:
+        """Something between here and `address` ends the streams that are open there: with OK, or in a reset."""
+        self.trace.add("cut-streams", address, orderly)
+        for client in self.clients:
+            if client.address == address:
+                for stream in tuple(client.streams):
+                    stream.cut(orderly)
 
     @property
     def open_calls(self) -> int:
         """Calls of any kind that the gateway has out."""
-        return sum(len(client.calls) for client in self.clients)
+        return sum(len(client.calls) + len(client.streams) for client in self.clients)
 
     def hold(self, address: str, work: Callable[[], None]) -> None:
         self._held.append((address, work))
@@ -176,6 +183,8 @@ class NetworkClient:
         self.network = network
         self.address = address
         self.calls: dict[Exchange, None] = {}
+        self.streams: dict[NetworkStream, None] = {}
+        """Those that have not ended."""
         self.closed = False
         self._life: tuple[int, int] | None = None
         self._there: deque[Callable[[], None]] = deque()
@@ -210,6 +219,11 @@ class NetworkClient:
         work, answer = self._back.popleft()
         work(answer)
 
+    @property
+    def life(self) -> int:
+        """The life of the process that this connection is known to reach, 0 if it is not."""
+        return self._life[1] if self._life is not None else 0
+
     def connected(self, machine: Triton) -> None:
         life = (id(machine), machine.generation)
         if self._life != life:
@@ -222,16 +236,19 @@ class NetworkClient:
             self.network.hold(self.address, self._reset)
             return
         self._life = None
+        text = f"recvmsg:Connection reset by peer; peer {self.address}"
         for call in tuple(self.calls):
             if call.generation:
-                text = f"recvmsg:Connection reset by peer; peer {self.address}"
                 self.way_back(call.land, UpstreamFault(Code.UNAVAILABLE, text, from_peer=False))
+        for stream in tuple(self.streams):
+            if stream.generation:
+                stream.send_back(UpstreamFault(Code.UNAVAILABLE, text, from_peer=False))
 
     async def _call(self, operation: Callable[[Triton, Exchange], None], timeout_s: float) -> Any:
         assert not self.closed, f"a call on a closed client of {self.address}"
         loop = self.network.loop
         exchange = Exchange(self, loop.create_future(), operation)
-        exchange.generation = self._life[1] if self._life is not None else 0
+        exchange.generation = self.life
         self.calls[exchange] = None
         timer = loop.call_later(max(0.0, timeout_s), exchange.expire)
         self.way_there(exchange.reach)
@@ -268,8 +285,11 @@ class NetworkClient:
         return bytes(await self._ask(lambda machine: answer.SerializeToString(), timeout_s))
 
     async def repository_index(self, timeout_s: float) -> tuple[IndexEntry, ...]:
-        answer: tuple[IndexEntry, ...] = await self._ask(_index, timeout_s)
+        answer: tuple[IndexEntry, ...] = await self._ask(descriptions.index, timeout_s)
         return answer
+
+    async def model_statistics(self, model: str, version: str, timeout_s: float) -> bytes:
+        return bytes(await self._ask(lambda machine: machine.statistics(model, version), timeout_s))
 
     async def model_ready(self, model: str, version: str, timeout_s: float) -> bool:
         return bool(
@@ -277,10 +297,12 @@ class NetworkClient:
         )
 
     async def model_metadata(self, model: str, version: str, timeout_s: float) -> bytes:
-        return bytes(await self._ask(lambda machine: _metadata(machine, model, version), timeout_s))
+        return bytes(await self._ask(lambda machine: descriptions.metadata(machine, model, version), timeout_s))
 
     async def model_config(self, model: str, version: str, timeout_s: float) -> ModelConfigBytes:
-        answer: ModelConfigBytes = await self._ask(lambda machine: _config(machine, model, version), timeout_s)
+        answer: ModelConfigBytes = await self._ask(
+            lambda machine: descriptions.config(machine, model, version), timeout_s
+        )
         return answer
 
     async def infer(self, message: bytes, metadata: Metadata, timeout_s: float) -> bytes:
@@ -293,6 +315,10 @@ class NetworkClient:
         finally:
             self.network.on_infer_end(token)
 
+    def open_stream(self, metadata: Metadata, timeout_s: float) -> NetworkStream:
+        assert not self.closed, f"a stream on a closed client of {self.address}"
+        return NetworkStream(self, metadata, timeout_s)
+
     async def scrape(self, timeout_s: float) -> str:
         def read(machine: Triton) -> str:
             if machine.metrics is Metrics.GONE:
@@ -304,73 +330,8 @@ class NetworkClient:
     async def aclose(self) -> None:
         """Close the connection. Calls that are still out are reset."""
         self.closed = True
+        for stream in tuple(self.streams):
+            stream.close()
         for call in tuple(self.calls):
             call.abandon()
             call.end(UpstreamFault(Code.UNAVAILABLE, "the channel was closed", from_peer=False))
-
-
-def _index(machine: Triton) -> tuple[IndexEntry, ...]:
-    entries = []
-    for name, versions in machine.models.items():
-        if not versions:
-            entries.append(IndexEntry(name, "", "", ""))
-        entries.extend(IndexEntry(name, version, entry.state, entry.reason) for version, entry in versions.items())
-    return tuple(entries)
-
-
-def _found(machine: Triton, model: str, version: str) -> ModelSpec:
-    found = machine.find(model, version)
-    if isinstance(found, UpstreamFault):
-        raise found
-    return machine.specs[model]
-
-
-def _metadata(machine: Triton, model: str, version: str) -> bytes:
-    spec = _found(machine, model, version)
-    ready = [number for number, entry in machine.models[model].items() if entry.state == "READY"]
-    answer = pb.ModelMetadataResponse(name=model, versions=[version] if version else ready, platform="python")
-    leading = [-1] if spec.max_batch_size else []
-    answer.inputs.add(name="x", datatype="UINT8", shape=[*leading, -1])
-    answer.outputs.add(name="digest", datatype="UINT8", shape=[*leading, 16])
-    return bytes(answer.SerializeToString())
-
-
-def _config(machine: Triton, model: str, version: str) -> ModelConfigBytes:
-    spec = _found(machine, model, version)
-    config = model_config_pb2.ModelConfig(name=model, backend="python", max_batch_size=spec.max_batch_size)
-    config.version_policy.all.SetInParent()
-    config.input.add(name="x", data_type=model_config_pb2.TYPE_UINT8, dims=[-1])
-    config.output.add(name="digest", data_type=model_config_pb2.TYPE_UINT8, dims=[16])
-    config.instance_group.add(
-        name=f"{model}_0", kind=model_config_pb2.ModelInstanceGroup.KIND_CPU, count=spec.instances
-    )
-    body: dict[str, Any] = {
-        "name": model,
-        "backend": "python",
-        "version_policy": {"all": {}},
-        "max_batch_size": spec.max_batch_size,
-        "input": [{"name": "x", "data_type": "TYPE_UINT8", "dims": [-1]}],
-        "output": [{"name": "digest", "data_type": "TYPE_UINT8", "dims": [16]}],
-        "instance_group": [{"name": f"{model}_0", "kind": "KIND_CPU", "count": spec.instances, "gpus": []}],
-    }
-    if spec.dynamic_batching:
-        policy = {
-            "timeout_action": "REJECT",
-            "default_timeout_microseconds": int(spec.default_timeout_s * 1e6),
-            "allow_timeout_override": spec.allow_timeout_override,
-            "max_queue_size": spec.max_queue_size,
-        }
-        delay_us = int(spec.max_queue_delay_s * 1e6)
-        config.dynamic_batching.preferred_batch_size.append(spec.max_batch_size)
-        config.dynamic_batching.max_queue_delay_microseconds = delay_us
-        limits = config.dynamic_batching.default_queue_policy
-        limits.default_timeout_microseconds = int(spec.default_timeout_s * 1e6)
-        limits.allow_timeout_override = spec.allow_timeout_override
-        limits.max_queue_size = spec.max_queue_size
-        body["dynamic_batching"] = {
-            "preferred_batch_size": [spec.max_batch_size],
-            "max_queue_delay_microseconds": delay_us,
-            "default_queue_policy": policy,
-        }
-    proto = pb.ModelConfigResponse(config=config).SerializeToString()
-    return ModelConfigBytes(bytes(proto), json.dumps(body).encode())

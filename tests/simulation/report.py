@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError
 from gateway.core.outcome import Outcome
-from gateway.core.reply import Reply
+from gateway.core.reply import Next, Reply, Response, StreamReply
 from gateway.core.service import Service
 from tests.simulation.scenario import Scenario
+from tests.simulation.sequencer import SequenceLog, Step
 from tests.simulation.trace import Trace
 
 
@@ -26,6 +28,25 @@ class Answer:
     output: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One message of a stream, or one event, as its client understood it: an answer, an error's text, or neither."""
+
+    at_s: float
+    """When the gateway wrote it (over HTTP: when it arrived)."""
+    place: int
+    """Its place among all messages of its stream."""
+    answer: Answer | None
+    error: str = ""
+    final: bool | None = None
+    """`triton_final_response`; None where it does not stand."""
+
+    @property
+    def bare(self) -> bool:
+        """It tells the end and nothing else."""
+        return not self.error and self.answer is not None and not self.answer.output
+
+
 @dataclass(slots=True)
 class Ending:
     """How one call ended for its client."""
@@ -34,9 +55,21 @@ class Ending:
     """When the gateway had it ready: its return, or the first byte it wrote."""
     status: str
     """`ok`, a reason's label, `left` (the client went away), `closed` (the connection ended without an answer), or
-    `fault` for what must never happen.
+    `fault` for what must never happen. Of a call with many responses also: `error` (one was told in its place), `cut`
+    (the connection ended inside the answer), `unread` (the gateway never took it), `unsent`.
     """
     answer: Answer | None = None
+    text: str = ""
+    parts: tuple[Part, ...] = ()
+    """What came for a call with any number of responses."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnding:
+    """How one stream ended: `ok`, a reason's label, `left`, `expired` or `closed`."""
+
+    at_s: float
+    status: str
     text: str = ""
 
 
@@ -51,6 +84,9 @@ class Entry:
     policy_revision: str
     attempts: tuple[tuple[str, str], ...]
     """(replica, outcome)."""
+    responses: int = 0
+    text: str = ""
+    """The error text."""
 
 
 @dataclass(slots=True)
@@ -73,12 +109,39 @@ class Report:
     """When the gateway stopped waiting for each question's answer from a machine."""
     left_at_s: dict[int, float] = field(default_factory=dict)
     """When the client of a call went away."""
+    sent_at_s: dict[int, float] = field(default_factory=dict)
+    """When a client sent each call that has a place in a session or a sequence."""
+    sent_to: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """(machine, version) that each call was sent to."""
+    sent_on_s: dict[int, float] = field(default_factory=dict)
+    """When it was sent there."""
+    begun_s: dict[int, float] = field(default_factory=dict)
+    """When each session was opened."""
+    sessions: dict[int, SessionEnding] = field(default_factory=dict)
+    first_s: dict[int, float] = field(default_factory=dict)
+    """When the stack had the first response, or the error, of each call with any number of responses."""
+    wait_s: dict[int, float] = field(default_factory=dict)
+    """The longest wait for one of its further responses."""
+    errors: dict[int, list[str]] = field(default_factory=dict)
+    """What the stack said went wrong with each call with any number of responses."""
+    blurred: set[int] = field(default_factory=set)
+    """Calls that share their id with others of their stream, where an error could have been another's as well."""
+    by_stream: set[int] = field(default_factory=set)
+    """Calls that go upstream on a stream, and not as single ones."""
+    ended_calls: set[int] = field(default_factory=set)
+    """Calls that the stack has done with: the reply is closed, or there never was one."""
+    sequence_logs: list[SequenceLog] = field(default_factory=list)
+    """What the machines ran of sequences."""
     known_at: dict[int, bool] = field(default_factory=dict)
     """Whether, all the while the call was under way, the gateway had heard of some version of its model."""
     violations: list[str] = field(default_factory=list)
     """What was judged on the spot, and what was left at the end."""
     callbacks: int = 0
     virtual_s: float = 0.0
+    on_call_ended: Callable[[int], None] = field(default=lambda number: None)
+    on_call_finished: Callable[[int], None] = field(default=lambda number: None)
+    """A reply says that nothing of the call is out any more."""
+    on_session_ended: Callable[[str], None] = field(default=lambda request_id: None)
 
     def violate(self, text: str) -> None:
         self.trace.add("VIOLATION", text)
@@ -87,7 +150,29 @@ class Report:
     def end(self, number: int, ending: Ending) -> None:
         """A client got its response."""
         self.endings.setdefault(number, []).append(ending)
-        self.trace.add("ended", request_id(number), ending.status)
+        self.trace.add("ended", request_id(number), ending.status, *([len(ending.parts)] if ending.parts else []))
+
+    def call_ended(self, number: int) -> None:
+        """The stack has done with a call."""
+        self.ended_calls.add(number)
+        self.on_call_ended(number)
+
+    @property
+    def steps(self) -> Iterator[Step]:
+        """All steps of sequences that ran, machine by machine."""
+        for log in self.sequence_logs:
+            yield from log.steps
+
+    def sequence_outputs(self) -> dict[bytes, int]:
+        """The output of every step of a sequence that ran, and the number of its call."""
+        return {step.output: int(step.question[5:10]) for step in self.steps if step.question.startswith(b"call-")}
+
+    def number_of(self, call: Call) -> int:
+        """The number of the plan that `call` came from."""
+        if not call.stream_position:
+            return int(call.request_id[5:])
+        session = self.scenario.sessions[int(call.request_id[5:])]
+        return session.messages[call.stream_position - 1][1]
 
 
 class Front:
@@ -101,15 +186,52 @@ class Front:
         self._empty.set()
 
     async def send(self, call: Call) -> Reply:
-        self._report.calls[int(call.request_id[5:])] = call
+        report = self._report
+        number = report.number_of(call)
+        report.calls[number] = call
         self._inside += 1
         self._empty.clear()
+        reply: Reply | None = None
         try:
-            return await self._inner.send(call)
+            reply = await self._inner.send(call)
+            return reply
+        except GatewayError as error:
+            report.errors.setdefault(number, []).append(error.message)
+            raise
         finally:
             self._inside -= 1
             if not self._inside:
                 self._empty.set()
+            if call.session is not None:
+                report.first_s[number] = report.trace.now_s()
+            if isinstance(reply, StreamReply) and reply.finished and number in report.by_stream:
+                report.on_call_finished(number)
+            if isinstance(reply, StreamReply) and not reply.finished:
+                if reply.first is not None and reply.first.error is not None:
+                    report.errors.setdefault(number, []).append(reply.first.error.message)
+                reply.guard(lambda following: self._timed(number, following))
+                reply.on_close(lambda outcome: report.call_ended(number))
+            else:
+                report.call_ended(number)
+
+    def _timed(self, number: int, following: Next) -> Next:
+        report = self._report
+
+        async def timed() -> Response | None:
+            began_s = report.trace.now_s()
+            try:
+                response = await following()
+                if response is not None and response.error is not None:
+                    report.errors.setdefault(number, []).append(response.error.message)
+                return response
+            except GatewayError as error:
+                report.errors.setdefault(number, []).append(error.message)
+                raise
+            finally:
+                took_s = report.trace.now_s() - began_s
+                report.wait_s[number] = max(took_s, report.wait_s.get(number, 0.0))
+
+        return timed
 
     async def drain(self) -> None:
         """Wait until nobody is inside."""
@@ -129,7 +251,16 @@ class Sink:
         attempts = tuple((each.replica, each.outcome.value if each.outcome else "out") for each in trail.attempts)
         label = "" if error is None else error.reason.label
         entry = Entry(outcome.value, label, trail.version_served, trail.policy_revision, attempts)
-        self._report.records.setdefault(call.request_id, []).append(entry)
+        self._report.records.setdefault(record_key(call), []).append(entry)
+
+
+def record_key(call: Call) -> str:
+    """By what the record of a call is found: many calls of one stream share their request id."""
+    return stream_key(call.request_id, call.stream_position)
+
+
+def stream_key(request: str, position: int) -> str:
+    return f"{request}/{position}" if position else request
 
 
 def request_id(number: int) -> str:

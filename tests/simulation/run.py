@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Protocol
 
-from tritonclient.grpc import service_pb2 as pb
-
 from gateway.core.service import Service
 from gateway.runtime.chance import Chance
-from tests.simulation.entrance import enter
+from tests.simulation.clients import Clients, without_streams
 from tests.simulation.loop import START_S, SimulationLoop, simulate
 from tests.simulation.network import Network
+from tests.simulation.plans import Event
 from tests.simulation.report import ErrorLog, Report
-from tests.simulation.scenario import HOST, POOL, RECOVERY_S, CallPlan, Event, Scenario
+from tests.simulation.scenario import HOST, POOL, RECOVERY_S, Scenario
+from tests.simulation.stream_entrance import StreamDoor
 from tests.simulation.trace import Trace
 from tests.simulation.triton import Lie, Metrics, Process, Triton
-
-QUIET_EVERY = 16
-"""The waiting places are looked at each so-many-th time that nothing is ready: each time would double a run's cost."""
+from tests.simulation.watch import Watch
 
 EPOCH_S = 1_800_000_000.0
 """Wall-clock seconds at the start of every run."""
@@ -45,6 +42,8 @@ class House(Protocol):
     """The gateway under test, composed over the simulated faces."""
 
     service: Service
+    streams: StreamDoor | None
+    """Where streams come in; None if this house has no such door."""
 
     async def start(self) -> None: ...
 
@@ -66,6 +65,10 @@ class House(Protocol):
 
     def slots(self, machine: str, model: str, version: str) -> int | None:
         """How many calls the gateway may have in flight there; None if it says nothing about the pair now."""
+        ...
+
+    def held_until_s(self, machine: str, model: str, version: str) -> float:
+        """Until when it keeps the version out of service there on purpose; minus infinity if it does not."""
         ...
 
     def waiting_places(self) -> Iterable[tuple[str, str, Mapping[str, Any]]]:
@@ -148,6 +151,7 @@ _EVENTS: dict[str, Callable[..., None]] = {
     "thaw": lambda world, machine: world.machines[machine].thaw(),
     "black_hole": lambda world, machine: world.network.black_hole(machine),
     "heal": lambda world, machine: world.network.heal(machine),
+    "cut_streams": lambda world, machine, orderly: world.network.cut_streams(machine, orderly),
     "slow": World.slow,
     "lie": World.lie,
     "metrics": World.metrics,
@@ -159,86 +163,18 @@ _EVENTS: dict[str, Callable[..., None]] = {
 }
 
 
-class Watch:
-    """Sees every inference leave the gateway and end, and judges what only shows at that moment."""
-
-    def __init__(self, world: World, house: House) -> None:
-        self._world = world
-        self._house = house
-        self._out: Counter[tuple[str, str, str]] = Counter()
-        self._quiet = 0
-
-    def begin(self, machine: str, message: bytes) -> object:
-        world = self._world
-        request = pb.ModelInferRequest.FromString(message)
-        question = request.raw_input_contents[0] if request.raw_input_contents else b""
-        if not question.startswith(b"call-"):
-            return None  # a warm-up's: it holds no slot
-        report, key = world.report, (machine, request.model_name, request.model_version)
-        name = question[:10].decode()
-        world.trace.add("send", name, *key)
-        report.sends[question] += 1
-        self._out[key] += 1
-        slots = self._house.slots(*key)
-        if slots is not None and self._out[key] > slots:
-            report.violate(f"{name}: {self._out[key]} calls in flight on {' '.join(key)}, which has {slots} slots")
-        gone_s = world.machines[machine].gone_s(*key[1:], black_hole=world.network.black_since_s.get(machine))
-        if gone_s is not None and gone_s > world.scenario.detection_s:
-            report.violate(
-                f"{name} was sent to {' '.join(key)}, which has not been able to answer for {gone_s:.3f} s; "
-                f"it should have been noticed within {world.scenario.detection_s:.3f} s"
-            )
-        return key, question
-
-    def end(self, token: object) -> None:
-        if isinstance(token, tuple):
-            key, question = token
-            self._out[key] -= 1
-            self._world.report.out_until_s[question] = self._world.loop.time()
-
-    def quiet(self) -> None:
-        """Nothing is ready: whoever holds a slot has sent, and nobody waits beside a free one."""
-        self._quiet += 1
-        if self._quiet % QUIET_EVERY:
-            return
-        out: Counter[tuple[str, str]] = Counter()
-        for (_, model, version), count in self._out.items():
-            out[model, version] += count
-        for model, version, state in self._house.waiting_places():
-            in_flight, waiting = state["in_flight"], state["waiting"]
-            if in_flight != out[model, version]:
-                text = f"{in_flight} slots are held, but {out[model, version]} calls are out"
-                self._world.report.violate(f"{model} {version}: {text}")
-            if waiting and in_flight < state["limit"] and self._has_free_slot(model, version, state):
-                self._world.report.violate(f"{model} {version}: {waiting} calls wait although a slot is free")
-
-    def recovered(self) -> None:
-        """All faults are over for long enough: every machine that can be found must take calls of all its versions."""
-        world = self._world
-        for machine in world.machines:
-            if machine.partition(":")[0] not in world.network.names[HOST]:
-                continue
-            for spec in world.scenario.specs:
-                for version in spec.versions:
-                    if self._house.slots(machine, spec.name, version) is None:
-                        text = f"{machine} gets no calls of {spec.name} {version} yet"
-                        world.report.violate(f"{text}, {RECOVERY_S:g} s after the last fault")
-
-    def _has_free_slot(self, model: str, version: str, state: Mapping[str, Any]) -> bool:
-        held: Mapping[str, int] = state["in_flight_by_replica"]
-        for machine in self._world.machines:
-            slots = self._house.slots(machine, model, version)
-            if slots is not None and held.get(f"{POOL}/{machine}", 0) < slots:
-                return True
-        return False
-
-
 async def play(world: World, build: Builder) -> Report:
     """Run the scenario from boot to shutdown."""
     scenario, loop, report = world.scenario, world.loop, world.report
     house = build(world)
+    if house.streams is None:
+        scenario = report.scenario = without_streams(scenario)
+    report.by_stream = {plan.number for plan in scenario.calls if plan.goes_by_stream}
     watch = Watch(world, house)
     loop.on_quiet = watch.quiet
+    report.on_call_ended, report.on_session_ended = watch.call_ended, watch.session_ended
+    report.on_call_finished = watch.call_finished
+    report.sequence_logs = [triton.sequences for triton in world.machines.values()]
     world.network.on_infer, world.network.on_infer_end = watch.begin, watch.end
     for triton in world.machines.values():
         triton.start()
@@ -246,27 +182,15 @@ async def play(world: World, build: Builder) -> Report:
     for event in scenario.events:
         loop.call_at(origin_s + event.at_s, world.happen, event)
     await house.start()
-    entrance = enter(loop, report, world.clock, house)
-    tasks: list[asyncio.Task[None]] = []
-    all_made = asyncio.Event()
-
-    def make(plan: CallPlan) -> None:
-        report.known_at[plan.number] = house.knows(plan.model)
-        tasks.append(loop.create_task(entrance.client(plan)))
-        if len(tasks) == len(scenario.calls):
-            all_made.set()
-
-    for plan in scenario.calls:
-        loop.call_at(max(loop.time(), origin_s + plan.at_s), make, plan)
+    clients = Clients(world, house)
+    clients.schedule()
     if scenario.shutdown_s is None:
         loop.call_at(origin_s + scenario.calm_s + RECOVERY_S, watch.recovered)
     else:
         await asyncio.sleep(max(0.0, origin_s + scenario.shutdown_s - loop.time()))
         world.trace.add("shutdown")
         await house.stop()
-    await all_made.wait()
-    await asyncio.gather(*tasks)
-    await entrance.close()
+    await clients.finish()
     if scenario.shutdown_s is None:
         world.trace.add("shutdown")
         await house.stop()

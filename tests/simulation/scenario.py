@@ -30,7 +30,9 @@ from gateway.policy.schema import (
     Warmup,
 )
 from tests.simulation.batcher import ModelSpec
-from tests.simulation.triton import Lie, Metrics
+from tests.simulation.plans import CallPlan, Event, SequencePlan, SessionPlan
+from tests.simulation.states import Lie, Metrics
+from tests.simulation.stream_plans import StreamPlans, stream_policy, stream_specs
 
 POOL = "main"
 HOST = "fleet.sim"
@@ -39,40 +41,6 @@ RECOVERY_S = 5.0
 AFTER_SHUTDOWN_S = 0.2
 """Clients go on asking for this long after the gateway was told to shut down."""
 BODY_BYTES_MAX = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class CallPlan:
-    """One client request. `kind` says what it must come to: see `checks.py`."""
-
-    number: int
-    at_s: float
-    kind: str
-    model: str
-    version: str = ""
-    rows: int = 1
-    width: int = 16
-    timeout_s: float | None = None
-    leaves_after_s: float | None = None
-    """The client goes away this long after it asked."""
-    body_after_s: float = 0.0
-    """The body is complete this long after the headers."""
-    queue_timeout_us: int = 0
-
-    @property
-    def question(self) -> bytes:
-        """The input tensor: unique to this call, and told from a warm-up's by its first bytes."""
-        return f"call-{self.number:05d}-".encode().ljust(self.rows * self.width, b".")
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happens to the fleet. `what` names a method of `run.Fleet`."""
-
-    at_s: float
-    what: str
-    machine: str
-    arguments: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +63,11 @@ class Scenario:
     latency_s: float
     as_bytes: bool
     """The calls enter and leave as HTTP bytes over in-memory connections, where the house has an edge for that."""
+    sessions: tuple[SessionPlan, ...] = ()
+    """Streams of clients; their messages are `calls` too."""
+    sequences: tuple[SequencePlan, ...] = ()
+    drain_s: float = 5.0
+    """How long streams may go on after the shutdown began; more than every limit of a call, or next to nothing."""
     tags: tuple[str, ...] = field(default=())
     """What is special about it, for the summary."""
 
@@ -109,37 +82,53 @@ class Scenario:
 
 
 def scenario(seed: int, calls: int | None = None) -> Scenario:
-    """The scenario of `seed`; `calls` overrides how many are planned."""
+    """The scenario of `seed`; `calls` overrides how many single calls are planned, and scales what streams."""
     draw = random.Random(f"scenario/{seed}")
+    streams = random.Random(f"streams/{seed}")
     machines = tuple(f"10.0.0.{number + 1}:8001" for number in range(draw.randint(1, 4)))
     dns = draw.random() < 0.4
-    specs = tuple(_spec(draw, f"model-{letter}") for letter in "abc"[: draw.choice((1, 1, 2, 2, 3))])
+    plain = tuple(_spec(draw, f"model-{letter}") for letter in "abc"[: draw.choice((1, 1, 2, 2, 3))])
+    streaming = stream_specs(streams)
+    specs = (*plain, *streaming)
     listed = machines[: draw.randint(1, len(machines))] if dns else machines
     loaded_s = sum(spec.load_s for spec in specs) + 0.3
     calls_end_s = loaded_s + 1.0 + draw.random() * 3.0
-    events, calm_s, tags = _events(draw, machines, listed, specs, loaded_s, calls_end_s, dns)
+    events, calm_s, tags = _events(draw, machines, listed, plain, loaded_s, calls_end_s, dns)
+    calm_s = max(calm_s, _stream_events(streams, machines, streaming, loaded_s, calls_end_s, events, tags))
     shutdown_s = loaded_s + draw.random() * (calls_end_s - loaded_s) if draw.random() < 0.15 else None
-    plans = _calls(draw, specs, calls if calls is not None else draw.randint(80, 260), loaded_s, calls_end_s)
+    plans = _calls(draw, plain, calls if calls is not None else draw.randint(40, 170), loaded_s, calls_end_s)
     if shutdown_s is None:
-        plans += _recovery(draw, specs, len(plans), calm_s + RECOVERY_S)
+        plans += _recovery(draw, plain, len(plans), calm_s + RECOVERY_S)
     else:
         plans = [plan for plan in plans if plan.at_s < shutdown_s + AFTER_SHUTDOWN_S]
         tags.append("shutdown")
     if dns:
         tags.append("dns")
+    as_bytes = seed % 2 == 1
+    come_until_s = calls_end_s if shutdown_s is None else min(calls_end_s, shutdown_s + AFTER_SHUTDOWN_S)
+    drawn = StreamPlans(streams, specs, len(plans), (loaded_s, come_until_s))
+    drawn.draw_all(generate=as_bytes, share=1.0 if calls is None else min(1.0, calls / 100))
+    if shutdown_s is None:
+        # Behind the others: a policy may leave a model one slot and no queue.
+        drawn.recovery(calm_s + RECOVERY_S + 2.2)
+    policies = _policies(draw, seed, machines, plain, dns)
+    policies.models.update((each.name, stream_policy(streams, each, POOL, BODY_BYTES_MAX)) for each in streaming)
     return Scenario(
         seed=seed,
         machines=machines,
         listed=listed,
         specs=specs,
-        policies=_policies(draw, seed, machines, specs, dns),
-        calls=tuple(plans),
+        policies=policies,
+        calls=(*plans, *drawn.calls),
         events=tuple(sorted(events, key=lambda event: event.at_s)),
         calm_s=calm_s,
         shutdown_s=shutdown_s,
         lateness_s=draw.choice((0.0, 0.0, 0.0005, 0.003)),
         latency_s=draw.choice((0.0001, 0.0003, 0.002)),
-        as_bytes=seed % 2 == 1,
+        as_bytes=as_bytes,
+        sessions=tuple(drawn.sessions),
+        sequences=tuple(drawn.sequences),
+        drain_s=streams.choice((5.0, 5.0, 0.02)),
         tags=tuple(tags),
     )
 
@@ -276,7 +265,7 @@ def _events(
         machine = draw.choice(machines)
         at_s = free_at_s[machine] + draw.random()
         lasts_s = draw.choice((0.05, 0.3, 1.0))
-        name = draw.choice(tuple(_FAULTS))
+        name = draw.choice(_WHOLE_MACHINE)
         model = draw.choice(specs).name
         for offset_s, what, arguments in _FAULTS[name](draw, model, lasts_s):
             events.append(Event(at_s + offset_s, what, machine, arguments))
@@ -292,6 +281,28 @@ def _events(
         tags.append("scale")
     calm_s = max([end_s, *(event.at_s for event in events)])
     return events, calm_s, tags
+
+
+def _stream_events(
+    draw: random.Random,
+    machines: tuple[str, ...],
+    specs: tuple[ModelSpec, ...],
+    loaded_s: float,
+    end_s: float,
+    events: list[Event],
+    tags: list[str],
+) -> float:
+    """Faults of the models that stream, and of the streams themselves; returns when the last one is over."""
+    over_s = 0.0
+    for _ in range(draw.choice((0, 0, 1, 2)) if specs else 0):
+        name = draw.choice(("cut-streams", "unload", "rollout", "bad-rollout"))
+        machine, model, lasts_s = draw.choice(machines), draw.choice(specs).name, draw.choice((0.05, 0.3, 1.0))
+        at_s = loaded_s + draw.random() * (end_s - loaded_s)
+        for offset_s, what, arguments in _FAULTS[name](draw, model, lasts_s):
+            events.append(Event(at_s + offset_s, what, machine, arguments))
+            over_s = max(over_s, at_s + offset_s)
+        tags.append(name)
+    return over_s
 
 
 _Steps = list[tuple[float, str, tuple[object, ...]]]
@@ -344,6 +355,11 @@ def _bad_rollout(draw: random.Random, model: str, lasts_s: float) -> _Steps:
     return [(0.0, "load", (model, "11", True, True)), (lasts_s, "reload", (model,))]
 
 
+def _cut_streams(draw: random.Random, model: str, lasts_s: float) -> _Steps:
+    """Something on the way ends the streams that are open: in order, as if all had been said, or not."""
+    return [(0.0, "cut_streams", (draw.random() < 0.5,))]
+
+
 _FAULTS = {
     "crash": _crash,
     "stop": _stop,
@@ -356,7 +372,9 @@ _FAULTS = {
     "unload": _unload,
     "rollout": _rollout,
     "bad-rollout": _bad_rollout,
+    "cut-streams": _cut_streams,
 }
+_WHOLE_MACHINE = tuple(name for name in _FAULTS if name != "cut-streams")
 
 
 def _port(address: str, port: int) -> str:

@@ -7,12 +7,14 @@ tests plant in it; so it is kept apart from the real fleet and transport, whose 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.core.call import ANONYMOUS, Call, Identity
+from gateway.core.credentials import Credentials
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import Endpoints
 from gateway.core.faults import UpstreamFault, classify, to_error
@@ -26,12 +28,13 @@ from tests.simulation.network import NetworkClient
 from tests.simulation.report import Front, Sink
 from tests.simulation.run import World
 from tests.simulation.scenario import POOL
+from tests.simulation.stream_entrance import StreamDoor
 
 
 class Everybody:
     """`Authenticator`: one tenant."""
 
-    def identify(self, api_key: str | None) -> Identity:
+    def identify(self, credentials: Credentials) -> Identity:
         return ANONYMOUS
 
 
@@ -145,6 +148,7 @@ class SmallHouse:
         )
         self.front = Front(world.report, wrap_service(self.stack.service))
         self.service: Service = self.front
+        self.streams: StreamDoor | None = None
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -176,11 +180,16 @@ class SmallHouse:
                 return candidate.slots
         return None
 
+    def held_until_s(self, machine: str, model: str, version: str) -> float:
+        return -math.inf
+
     def waiting_places(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         now_s = self.world.clock.now_s()
         for model, layer in self.stack.admissions.items():
             for version, state in layer.statistics(now_s).items():
-                yield model, version, state
+                lines = layer._admissions[version]._lines
+                steps = {replica: len(line.steps) for replica, line in lines.items() if line.steps}
+                yield model, version, {**state, "steps_by_replica": steps}
 
     def left_behind(self) -> list[str]:
         return [

@@ -14,16 +14,16 @@ class Trace:
     Fields must render the same in every run: no memory addresses, no task names of the stdlib's counter.
     """
 
-    __slots__ = ("_now_s", "events", "origin_s")
+    __slots__ = ("events", "now_s", "origin_s")
 
     def __init__(self, now_s: Callable[[], float]) -> None:
-        self._now_s = now_s
+        self.now_s = now_s
         self.origin_s = now_s()
         self.events: list[Event] = []
 
     def add(self, kind: str, *fields: object) -> None:
         """Note that `kind` happened now."""
-        self.events.append((self._now_s(), kind, fields))
+        self.events.append((self.now_s(), kind, fields))
 
     def lines(self, last: int | None = None) -> list[str]:
         """The events as text, or the `last` ones; times in milliseconds since the start."""

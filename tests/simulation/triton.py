@@ -10,6 +10,8 @@ The rules are those of Triton 2.51 as seen on a live server, and of Triton's own
   every 500 ms, never sooner; they never stop what runs.
 - A cancelled request leaves a dynamic batcher's queue when the batcher next looks; what runs, runs on. Without
   dynamic batching the queue is unbounded and nothing in it can be cancelled: it runs, for nobody.
+- Decoupled models (`streamer.py`) and stateful ones (`sequencer.py`) have schedulers of their own; `intake.py` is what
+  comes before all of them, and ModelStreamInfer.
 - A request names a version, or takes the highest ready one. Unknown model or version, a model without ready versions,
   and a version that is not ready are told apart by code and text.
 
@@ -20,7 +22,6 @@ input, the model and the version that really ran, so that an answer that was swa
 from __future__ import annotations
 
 import asyncio
-import enum
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -30,51 +31,12 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.core.codes import Code
 from gateway.core.faults import UpstreamFault
-from tests.simulation.batcher import (
-    Counts,
-    Done,
-    ModelSpec,
-    Request,
-    Scheduler,
-    answer_digest,
-    check_inputs,
-    fault,
-    queue_limit_s,
-)
+from tests.simulation.batcher import Counts, Done, ModelSpec, Request, Scheduler, fault
+from tests.simulation.intake import FINAL, NOT_UNARY, AnyScheduler, begin, look
+from tests.simulation.sequencer import SequenceLog, Sequencer
+from tests.simulation.states import Lie, Metrics, Process
+from tests.simulation.streamer import Streamer
 from tests.simulation.trace import Trace
-
-
-class Process(enum.Enum):
-    """Where the server process stands."""
-
-    DOWN = "down"
-    STARTING = "starting"
-    UP = "up"
-    STOPPING = "stopping"
-
-
-class Lie(enum.Flag):
-    """Ways in which a server says one thing and does another."""
-
-    NONE = 0
-    GONE = enum.auto()
-    """Liveness, readiness and index are good; inference says that the model is not there."""
-    WRONG_VERSION = enum.auto()
-    """Answers name another version than the one that ran."""
-    WRONG_MODEL = enum.auto()
-    """Answers name another model."""
-    FAST_ERRORS = enum.auto()
-    """Inference fails at once: the error looks like the fastest replica."""
-    NOT_READY = enum.auto()
-    """Server readiness is false although every model serves."""
-
-
-class Metrics(enum.Enum):
-    """What the metrics port does."""
-
-    GOOD = "good"
-    GONE = "gone"
-    GARBAGE = "garbage"
 
 
 @dataclass(slots=True)
@@ -83,7 +45,7 @@ class Version:
 
     state: str
     reason: str = ""
-    scheduler: Scheduler | None = None
+    scheduler: AnyScheduler | None = None
 
 
 class Triton:
@@ -105,6 +67,8 @@ class Triton:
         self.metrics = Metrics.GOOD
         self.executed: Counter[bytes] = Counter()
         """How often each input was run, over all lives of the process."""
+        self.sequences = SequenceLog()
+        """What became of sequences, over all lives of the process."""
         self.on_death: list[Callable[[], None]] = []
         """Connections of this life hear of its end here."""
         self._loop = loop
@@ -142,6 +106,10 @@ class Triton:
         """Whether a new connection is accepted. The kernel accepts for a frozen process too."""
         return self.process is Process.UP
 
+    @property
+    def stopping(self) -> bool:
+        return self.process is Process.STOPPING
+
     def start(self) -> None:
         """Start the process; the ports open when the models for start-up are loaded."""
         assert self.process is Process.DOWN, f"{self.name} is {self.process.value} already"
@@ -169,7 +137,14 @@ class Triton:
             self.models[spec.name][version] = Version("UNAVAILABLE", "Internal: failed to load the model")
             self._failed.add(spec.name)
         else:
-            self.models[spec.name][version] = Version("READY", "", Scheduler(self, spec, version))
+            self.models[spec.name][version] = Version("READY", "", self._scheduler(spec, version))
+
+    def _scheduler(self, spec: ModelSpec, version: str) -> AnyScheduler:
+        if spec.decoupled:
+            return Streamer(self, spec, version)
+        if spec.sequences:
+            return Sequencer(self, spec, version, self.sequences, self.generation)
+        return Scheduler(self, spec, version)
 
     def crash(self) -> None:
         """SIGKILL: connections are reset, what ran is lost."""
@@ -247,7 +222,7 @@ class Triton:
             return
         self._failed.discard(spec.name)
         if versions[version].scheduler is None:
-            versions[version] = Version("READY", "", Scheduler(self, spec, version))
+            versions[version] = Version("READY", "", self._scheduler(spec, version))
         versions[version].state = "READY"
         self._changed()
         if not keep_old:
@@ -344,50 +319,80 @@ class Triton:
         assert scheduler is not None, f"{name} {version} is not loaded on {self.name}"
         return scheduler.counts
 
+    def statistics(self, name: str, asked: str) -> bytes:
+        """ModelStatistics: of all ready versions, or of those that are named. What is not there is the caller's
+        fault here, not NOT_FOUND; a version without a model's name means nothing.
+        """
+        if name and asked and not (asked.isascii() and asked.isdecimal()):
+            text = f"failed to get model version from specified version string '{asked}' (details: stol)"
+            raise fault(Code.INVALID_ARGUMENT, f"{text}, version should be an integral value > 0")
+        answer = pb.ModelStatisticsResponse()
+        for model in sorted(self.models):
+            versions = self.models[model]
+            for version in sorted(versions, key=int):
+                if versions[version].state == "READY" and name in ("", model) and (not name or asked in ("", version)):
+                    self._count_into(answer.model_stats.add(name=model, version=version), versions[version])
+        if name and not answer.model_stats:
+            ready = any(entry.state == "READY" for entry in self.models.get(name, {}).values())
+            text = f"requested model version is not available for model '{name}'"
+            raise fault(Code.INVALID_ARGUMENT, text if ready else f"requested model '{name}' is not available")
+        serialized: bytes = answer.SerializeToString()
+        return serialized
+
+    @staticmethod
+    def _count_into(row: pb.ModelStatistics, version: Version) -> None:
+        assert version.scheduler is not None, "a ready version has a scheduler"
+        counts = version.scheduler.counts
+        row.last_inference = int(counts.last_s * 1000)
+        row.inference_count, row.execution_count = counts.inferences, counts.executions
+        figures = row.inference_stats
+        failed = counts.rejected + counts.cancelled + counts.backend
+        took_ns = (counts.queue_us + counts.compute_us) * 1000
+        for duration, count, ns in (
+            (figures.success, counts.success, took_ns),
+            (figures.fail, failed, 0),
+            (figures.queue, counts.success, counts.queue_us * 1000),
+            (figures.compute_infer, counts.success, counts.compute_us * 1000),
+            *((each, 0, 0) for each in (figures.compute_input, figures.compute_output, figures.cache_hit,
+                                        figures.cache_miss)),
+        ):  # fmt: skip
+            duration.count, duration.ns = count, ns
+        for size, executions in sorted(counts.batches.items()):
+            row.batch_stats.add(batch_size=size).compute_infer.count = executions
+
     # -- inference ------------------------------------------------------------------------------------------------
 
     def infer(self, raw: bytes, done: Done) -> Request | None:
         """Take one request; `done` is called once, now or later. Returns what `cancel` needs, None if it ended."""
-        try:
-            message = pb.ModelInferRequest.FromString(raw)
-        except Exception:
-            done(fault(Code.INTERNAL, "Failed to parse the request"))
-            return None
-        name = message.model_name
-        found = self.find(name, message.model_version)
-        if isinstance(found, UpstreamFault):
-            done(found)
-            return None
-        if Lie.GONE in self.lie:
-            done(fault(Code.NOT_FOUND, f"Request for unknown model: '{name}' has no available versions"))
-            return None
-        if Lie.FAST_ERRORS in self.lie:
-            done(fault(Code.INTERNAL, f"Failed to process the request(s) for model '{name}_0', message: out of luck"))
-            return None
-        scheduler = found.scheduler
-        assert scheduler is not None, "a ready version has a scheduler"
-        error = check_inputs(message, scheduler.spec)
-        if error is not None:
-            done(error)
-            return None
-        batch = message.inputs[0].shape[0] if scheduler.spec.max_batch_size else 1
-        now_s = self.now_s()
-        request = Request(message, batch, now_s, now_s + queue_limit_s(message, scheduler.spec), done)
-        scheduler.submit(request)
-        return request if request.done is not None else None
+        intake = look(self, raw)
+        if isinstance(intake.scheduler, Streamer):
+            done(fault(Code.UNIMPLEMENTED, NOT_UNARY))
+        elif intake.fault is not None:
+            done(intake.fault)
+        else:
+            return begin(self, intake, done)
+        return None
 
     def cancel(self, request: Request) -> None:
-        """A gRPC cancel arrived. Marks only: the batcher looks when it next wakes, and a running request runs on."""
+        """A gRPC cancel arrived. Marks only: the batcher looks when it next wakes, a decoupled model at its next
+        response; and what runs otherwise, runs on.
+        """
         request.cancelled = True
 
-    def answer(self, model: str, version: str, request: Request) -> bytes:
+    def answer(self, model: str, version: str, request_id: str, output: bytes, final: bool | None = None) -> bytes:
+        """The serialized `ModelInferResponse` with this output; `final` is its flag, None for none."""
         response = pb.ModelInferResponse()
         response.model_name = f"not-{model}" if Lie.WRONG_MODEL in self.lie else model
         response.model_version = str(int(version) + 7) if Lie.WRONG_VERSION in self.lie else version
-        response.id = request.id
-        output = response.outputs.add()
-        output.name, output.datatype = "digest", "UINT8"
-        output.shape.extend((1, 16))
-        response.raw_output_contents.append(answer_digest(request.question, model, version))
+        response.id = request_id
+        tensor = response.outputs.add()
+        tensor.name, tensor.datatype = "digest", "UINT8"
+        tensor.shape.extend((1, 16))
+        response.raw_output_contents.append(output)
+        if final is not None:
+            response.parameters[FINAL].bool_param = final
         serialized: bytes = response.SerializeToString()
         return serialized
+
+
+__all__ = ["Lie", "Metrics", "Process", "Triton", "Version"]

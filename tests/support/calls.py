@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from gateway.core.call import Attempt, Call
+from gateway.core.credentials import Credentials
 
 
 def make_call(
@@ -28,7 +29,7 @@ def make_call(
         message=message,
         receive=receive,
         timeout_s=timeout_s,
-        api_key=api_key,
+        credentials=Credentials(api_key=api_key),
         body_bytes=body_bytes,
     )
     call.deadline_s = deadline_s

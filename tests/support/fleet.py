@@ -8,11 +8,18 @@ from gateway.core.snapshot import FleetSnapshot, ModelState, ModelView, Phases, 
 
 
 def replica(
-    name: str, models: Mapping[tuple[str, str], int], *, pool: str = "gpu", state: ReplicaState = ReplicaState.LIVE
+    name: str,
+    models: Mapping[tuple[str, str], int],
+    *,
+    pool: str = "gpu",
+    state: ReplicaState = ReplicaState.LIVE,
+    sequence_idle_s: float | None = None,
 ) -> ReplicaView:
     """A replica that serves `models`: (name, version) to slots."""
     views = {
-        key: ModelView(name=key[0], version=key[1], state=ModelState.WARMED, slots=slots)
+        key: ModelView(
+            name=key[0], version=key[1], state=ModelState.WARMED, slots=slots, sequence_idle_s=sequence_idle_s
+        )
         for key, slots in models.items()
     }
     return ReplicaView(id=f"{pool}/{name}", pool=pool, address=name, state=state, models=views, phases=Phases())

@@ -70,14 +70,16 @@ def write_policies(
 class GatewayProcess:
     """A running gateway. `stop` is SIGTERM, unless a signal was sent already, and returns the exit code."""
 
-    def __init__(self, directory: Path, listen: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, listen: Mapping[str, str], arguments: Sequence[str] = (), *, module: str = "gateway"
+    ) -> None:
         self.directory = directory
         self.listen = dict(listen)
         self.log = directory / "gateway.log"
         self._signalled = False
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gateway", "serve", str(directory), *arguments],
+                [sys.executable, "-m", module, "serve", str(directory), *arguments],
                 cwd=ROOT,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -113,6 +115,15 @@ class GatewayProcess:
                 pass
             time.sleep(0.05)
         raise AssertionError(f"the gateway was not ready within {timeout_s} s:\n{self.log_text()}")
+
+    def wait_models(self, *names: str, timeout_s: float = READY_S) -> GatewayProcess:
+        """Wait until each of the models is ready: the gateway says that it is as soon as one of them is."""
+        end_s = time.monotonic() + timeout_s
+        for name in names:
+            while self.get("http", f"/v2/models/{name}/ready")[0] != 200:
+                assert time.monotonic() < end_s, f"{name} was not ready within {timeout_s} s:\n{self.log_text()}"
+                time.sleep(0.05)
+        return self
 
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")[-20_000:]

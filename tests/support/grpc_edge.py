@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,8 +13,9 @@ import grpc.aio
 from tritonclient.grpc import service_pb2
 
 from gateway.core.call import ANONYMOUS, Identity
+from gateway.core.credentials import Credentials
 from gateway.core.errors import GatewayError, Reason
-from gateway.core.faces import Authenticator, ModelConfigBytes
+from gateway.core.faces import Authenticator, ModelConfigBytes, StatisticsBytes
 from gateway.decide.bytebudget import ByteBudget
 from gateway.edge.explain import Explainer
 from gateway.edge.grpc_server import GrpcServer
@@ -29,21 +31,30 @@ ANSWER = service_pb2.ModelInferResponse(model_name="m", model_version="1").Seria
 class AnyKey:
     """Everybody is anonymous."""
 
-    def identify(self, api_key: str | None) -> Identity:
+    def identify(self, credentials: Credentials) -> Identity:
         return ANONYMOUS
 
 
 class OneKey:
     """The key `good` opens model `mine`."""
 
-    def identify(self, api_key: str | None) -> Identity:
-        if api_key != "good":
+    def identify(self, credentials: Credentials) -> Identity:
+        if credentials.secret != "good":
             raise GatewayError(Reason.UNAUTHENTICATED, "the API key is not known")
         return Identity("shop", frozenset({"mine"}))
 
 
 class OneModel:
     """A catalogue that knows model `mine`, version 1."""
+
+    def __init__(self) -> None:
+        self.questions = 0
+        """How often the model servers were asked."""
+        self.out = 0
+        """How many such questions wait for their answer."""
+        self.heard = asyncio.Event()
+        """The model servers answer; a test may clear it."""
+        self.heard.set()
 
     def server_live(self) -> bool:
         return True
@@ -65,6 +76,27 @@ class OneModel:
     def model_config(self, model: str, version: str) -> ModelConfigBytes:
         self._check(model, version)
         return ModelConfigBytes(service_pb2.ModelConfigResponse().SerializeToString(), b"{}")
+
+    async def model_statistics(self, model: str, version: str, identity: Identity) -> StatisticsBytes:
+        await self._question()
+        if model:
+            self._check(model, version)
+        answer = service_pb2.ModelStatisticsResponse(model_stats=[{"name": "mine", "version": "1"}])
+        return StatisticsBytes(answer.SerializeToString(), b"")
+
+    async def repository_index(self, ready: bool, identity: Identity) -> bytes:
+        await self._question()
+        return service_pb2.RepositoryIndexResponse(  # type: ignore[no-any-return]
+            models=[{"name": "mine", "version": "1", "state": "READY", "reason": f"ready={ready} {identity.tenant}"}]
+        ).SerializeToString()
+
+    async def _question(self) -> None:
+        self.questions += 1
+        self.out += 1
+        try:
+            await self.heard.wait()
+        finally:
+            self.out -= 1
 
     @staticmethod
     def _check(model: str, version: str) -> None:
@@ -91,11 +123,14 @@ class Events(SilentObserver):
 class EdgeUnderTest:
     """What a test gets: a channel to the edge, and what the edge holds."""
 
-    def __init__(self, channel: Any, server: GrpcServer, budget: ByteBudget, events: Events) -> None:
+    def __init__(
+        self, channel: Any, server: GrpcServer, budget: ByteBudget, events: Events, catalogue: OneModel
+    ) -> None:
         self.channel = channel
         self.server = server
         self.budget = budget
         self.events = events
+        self.catalogue = catalogue
         self.address = ""
         """`host:port`, for clients of the test's own."""
 
@@ -115,10 +150,10 @@ class EdgeUnderTest:
 @asynccontextmanager
 async def grpc_edge(service: Any, authenticator: Authenticator | None = None) -> AsyncIterator[EdgeUnderTest]:
     """Run an edge for the block; at its end nothing may be left of any call."""
-    budget, events = ByteBudget(1 << 20), Events()
+    budget, events, catalogue = ByteBudget(1 << 20), Events(), OneModel()
     server = GrpcServer(
         service=service,
-        catalogue=OneModel(),
+        catalogue=catalogue,
         authenticator=authenticator or AnyKey(),
         reader=HeaderReader(("*",), random.Random(1)),
         explainer=Explainer(1),
@@ -131,7 +166,7 @@ async def grpc_edge(service: Any, authenticator: Authenticator | None = None) ->
     )
     address = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(address) as channel:
-        edge = EdgeUnderTest(channel, server, budget, events)
+        edge = EdgeUnderTest(channel, server, budget, events, catalogue)
         edge.address = address
         try:
             yield edge

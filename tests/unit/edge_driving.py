@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -13,22 +14,26 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.grpc.service_pb2 import ModelConfigResponse
 
 from gateway.core.call import ANONYMOUS, Call, Identity
+from gateway.core.credentials import Credentials
 from gateway.core.errors import GatewayError, Reason
-from gateway.core.faces import Authenticator, BodyLimits, ModelConfigBytes
+from gateway.core.faces import Authenticator, BodyLimits, IndexEntry, ModelConfigBytes, StatisticsBytes
 from gateway.core.outcome import Outcome
-from gateway.core.reply import Reply
+from gateway.core.reply import Reply, Response, StreamReply
 from gateway.core.service import Service
 from gateway.decide.bytebudget import ByteBudget
 from gateway.edge.explain import Explainer
 from gateway.edge.headers import HeaderReader
 from gateway.edge.http_connection import HttpConnection
 from gateway.edge.http_server import HttpServer
+from gateway.edge.tls_door import HttpTls
+from gateway.edge.tls_peers import HttpPeers
 from gateway.policy.schema import HttpLimits
 from gateway.runtime.chance import Chance
 from gateway.runtime.clock import Clock, SystemClock
 from gateway.runtime.wheel import TimerWheel
 from gateway.wire.kserve import protobuf as pb
 from gateway.wire.kserve.metadata import ModelMetadata, ServerMetadata, TensorMetadata
+from gateway.wire.kserve.repository import index_to_protobuf
 from tests.support.clock import ManualClock
 
 MIB = 1024 * 1024
@@ -61,6 +66,18 @@ def infer_response(model: str = "fraud", version: str = "1", elements: int = 1) 
         + pb.text_field(2, version)
         + pb.len_field(5, output)
         + pb.len_field(6, b"\0\0\0\0" * elements)
+    )
+
+
+def text_response(text: str | bytes, model: str = "fraud", version: str = "1") -> bytes:
+    """A serialized `ModelInferResponse` with one BYTES output, `text`, of one element."""
+    element = text.encode() if isinstance(text, str) else text
+    output = pb.text_field(1, "text") + pb.text_field(2, "BYTES") + pb.len_field(3, b"\x01")
+    return (
+        pb.text_field(1, model)
+        + pb.text_field(2, version)
+        + pb.len_field(5, output)
+        + pb.len_field(6, len(element).to_bytes(4, "little") + element)
     )
 
 
@@ -151,6 +168,81 @@ class GatedCall:
         self.go.set()
 
 
+class ScriptedStream:
+    """The responses to one call: the test says them, the edge takes them."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.asked = 0
+        """How often a response was asked for."""
+        self.cancelled = asyncio.Event()
+        self.closed = asyncio.Event()
+        self.outcome: Outcome | None = None
+        self.reply: StreamReply | None = None
+        self._said: asyncio.Queue[Response | BaseException | None] = asyncio.Queue()
+
+    def say(self, *texts: str | bytes) -> None:
+        for text in texts:
+            self.say_message(text_response(text, self.call.model))
+
+    def say_message(self, message: bytes) -> None:
+        self._said.put_nowait(Response(message))
+
+    def say_error(self, error: GatewayError) -> None:
+        """An error that the model reports in the place of a response."""
+        self._said.put_nowait(Response(b"", error))
+
+    def fail(self, error: BaseException) -> None:
+        self._said.put_nowait(error)
+
+    def end(self) -> None:
+        self._said.put_nowait(None)
+
+    async def take(self) -> Response | None:
+        self.asked += 1
+        try:
+            said = await self._said.get()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        if isinstance(said, BaseException):
+            try:
+                raise said
+            finally:
+                del said  # its traceback holds this frame
+        return said
+
+    def close(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.closed.set()
+
+
+class StreamingService:
+    """Asks for the body, tells the test of the call, and answers with the stream that the test then says."""
+
+    def __init__(self) -> None:
+        self.arrived: asyncio.Queue[ScriptedStream] = asyncio.Queue()
+        self.calls: list[Call] = []
+
+    async def next(self) -> ScriptedStream:
+        """The next call that arrives."""
+        async with asyncio.timeout(WAIT_S):
+            return await self.arrived.get()
+
+    async def send(self, call: Call) -> Reply:
+        self.calls.append(call)
+        assert call.session is not None
+        if call.receive is not None:
+            await call.receive()
+        call.trail.rung = "full"
+        call.trail.version_served = "1"
+        stream = ScriptedStream(call)
+        self.arrived.put_nowait(stream)
+        stream.reply = StreamReply(await stream.take(), stream.take, ordered=False)
+        stream.reply.on_close(stream.close)
+        return stream.reply
+
+
 class FixedCatalogue:
     """Knows the model `fraud`, version 1. What it says can be changed by the test."""
 
@@ -160,6 +252,13 @@ class FixedCatalogue:
         self.model_is_ready = True
         self.fault: BaseException | None = None
         self.asked: list[tuple[str, str]] = []
+        self.questions: list[str] = []
+        """What the model servers were asked."""
+        self.out = 0
+        """How many such questions wait for their answer."""
+        self.heard = asyncio.Event()
+        """The model servers answer; a test may clear it."""
+        self.heard.set()
 
     def server_live(self) -> bool:
         if self.fault is not None:
@@ -185,6 +284,26 @@ class FixedCatalogue:
         self._know(model, version)
         return ModelConfigBytes(CONFIG_PROTO, CONFIG)
 
+    async def model_statistics(self, model: str, version: str, identity: Identity) -> StatisticsBytes:
+        await self._question("statistics")
+        if model:
+            self._know(model, version)
+        return StatisticsBytes(b"", b'{"model_stats":[{"name":"fraud"}]}')
+
+    async def repository_index(self, ready: bool, identity: Identity) -> bytes:
+        await self._question(f"index ready={ready} {identity.tenant}")
+        return index_to_protobuf([IndexEntry("fraud", "1", "READY", "")])
+
+    async def _question(self, what: str) -> None:
+        self.questions.append(what)
+        self.out += 1
+        try:
+            await self.heard.wait()
+        finally:
+            self.out -= 1
+        if self.fault is not None:
+            raise self.fault
+
     def _know(self, model: str, version: str) -> None:
         self.asked.append((model, version))
         if model != "fraud":
@@ -199,10 +318,10 @@ class Doors:
     def __init__(self, keys: dict[str, Identity] | None = None) -> None:
         self._keys = keys
 
-    def identify(self, api_key: str | None) -> Identity:
+    def identify(self, credentials: Credentials) -> Identity:
         if self._keys is None:
             return ANONYMOUS
-        identity = self._keys.get(api_key or "")
+        identity = self._keys.get(credentials.secret or "")
         if identity is None:
             raise GatewayError(Reason.UNAUTHENTICATED, "no such key; send one in x-api-key")
         return identity
@@ -252,6 +371,9 @@ class Edge:
         json_bytes_max: int = 16 * MIB,
         memory_bytes: int = 64 * MIB,
         forward: tuple[str, ...] = ("*",),
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        handshake_timeout_s: float = 10.0,
+        peers: HttpPeers | None = None,
     ) -> None:
         chance = Chance(7)
         self.clock: Clock = clock or SystemClock()
@@ -273,6 +395,10 @@ class Edge:
             limits_of=lambda model: self.limits,
             body_budget=self.budget,
             observer=self.notes,
+            tls=None
+            if tls is None
+            else HttpTls(tls, handshake_timeout_s=handshake_timeout_s, wheel=self.wheel, observer=self.notes),
+            peers=peers,
         )
 
     def connect(self) -> MemoryTransport:
@@ -398,6 +524,21 @@ class MemoryTransport(asyncio.Transport):
         if not self.lost:
             self.lost = self.closing = True
             self.protocol.connection_lost(error)
+
+
+def unchunked(body: bytes) -> tuple[list[bytes], bytes | None]:
+    """The chunks of a chunked body, and what follows its end: None if the end is missing."""
+    chunks: list[bytes] = []
+    while body:
+        line, newline, rest = body.partition(b"\r\n")
+        assert newline, f"a cut chunk: {body!r}"
+        size = int(line, 16)
+        assert rest[size : size + 2] == b"\r\n", "a chunk of another length than it says"
+        body = rest[size + 2 :]
+        if size == 0:
+            return chunks, body
+        chunks.append(rest[:size])
+    return chunks, None
 
 
 class Answer:

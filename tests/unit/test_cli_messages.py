@@ -12,7 +12,7 @@ import pytest
 import deploy.local.__main__ as local
 from deploy.local.check import Problem
 from gateway.cli import COMMANDS, main
-from gateway.cli.infer import _shape_of
+from gateway.cli.infer_request import shape_of
 from gateway.policy.keys import parse_keys
 from tests.simulation.runner import main as simulation
 
@@ -90,7 +90,7 @@ def test_key_refuses_a_tenant_that_the_key_file_may_not_name(tenant: str, capsys
 def test_infer_takes_flat_values_for_the_models_shape(
     data: list[object], wanted: list[object], shape: list[int]
 ) -> None:
-    assert _shape_of(data, wanted) == shape
+    assert shape_of(data, wanted) == shape
 
 
 def test_infer_refuses_an_empty_model_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.snapshot import Candidate
-from gateway.decide.admission import Admission, Granted, Queued, Refused, Ticket
+from gateway.decide.admission import QUEUE_MIN, Admission, Granted, Queued, Refused, Ticket
 from gateway.decide.pick import LeastInFlight
 
 A, B = Candidate("gpu/a", 2), Candidate("gpu/b", 1)
@@ -47,8 +47,9 @@ def test_a_queue_of_zero_never_waits() -> None:
     assert subject.offer(Ticket(0.0)) == Refused("queue_full")
 
 
-def test_the_default_queue_is_four_calls_a_slot() -> None:
-    assert admission(A, B).queue_max == 12
+def test_the_default_queue_is_four_calls_a_slot_and_never_a_handful() -> None:
+    assert admission(A, B).queue_max == QUEUE_MIN
+    assert admission(Candidate("a", 20), Candidate("b", 10)).queue_max == 120
 
 
 def test_a_freed_slot_goes_to_the_one_who_waited_longest() -> None:

@@ -65,13 +65,13 @@ def test_any_other_timeout_is_refused(value: str) -> None:
 
 
 def test_a_key_comes_from_either_header() -> None:
-    assert read(("x-api-key", "k1")).api_key == "k1"
-    assert read(("authorization", "Bearer k1")).api_key == "k1"
-    assert read(("authorization", "bearer  k1 ")).api_key == "k1"
-    assert read(("authorization", "Bearer k1"), ("x-api-key", "k1")).api_key == "k1"
-    assert read(("authorization", "Basic dXNlcg==")).api_key is None
-    assert read(("authorization", "Basic dXNlcg=="), ("x-api-key", "k1")).api_key == "k1"
-    assert read(("x-api-key", "")).api_key is None
+    assert read(("x-api-key", "k1")).credentials.secret == "k1"
+    assert read(("authorization", "Bearer k1")).credentials.secret == "k1"
+    assert read(("authorization", "bearer  k1 ")).credentials.secret == "k1"
+    assert read(("authorization", "Bearer k1"), ("x-api-key", "k1")).credentials.secret == "k1"
+    assert read(("authorization", "Basic dXNlcg==")).credentials.secret is None
+    assert read(("authorization", "Basic dXNlcg=="), ("x-api-key", "k1")).credentials.secret == "k1"
+    assert read(("x-api-key", "")).credentials.secret is None
 
 
 def test_two_different_keys_are_refused_and_not_told() -> None:

@@ -10,7 +10,7 @@ from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
-from gateway.edge.http_connection import UNWANTED_BODY_BYTES
+from gateway.edge.http_pacing import UNWANTED_BODY_BYTES
 from gateway.policy.schema import HttpLimits
 from tests.support.clock import ManualClock
 from tests.unit.edge_driving import (
@@ -54,7 +54,7 @@ async def test_a_call_is_made_from_its_headers_before_its_body_is_there() -> Non
     call = gated.call
     assert (call.model, call.version, call.message) == ("fraud", "", None)
     assert call.timeout_s == 0.25
-    assert call.api_key == "k"
+    assert call.credentials.api_key == "k"
     assert call.metadata == (("x-tenant", "t"),)
     assert call.body_bytes == len(infer_body())
     gated.answer()

@@ -7,7 +7,7 @@ import pytest
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.reply import Reply
-from gateway.edge.http_connection import LINGER_S
+from gateway.edge.http_pacing import LINGER_S
 from gateway.policy.schema import HttpLimits
 from tests.support.clock import ManualClock
 from tests.unit.edge_driving import LIVE, Edge, GatedService, ReceivingService, get, post, read_answers, turns

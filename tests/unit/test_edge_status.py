@@ -59,6 +59,7 @@ def test_the_meanings_of_unavailable_are_told_apart(text: str, status: int) -> N
         (Reason.UNKNOWN_VERSION, 404),
         (Reason.SLOW_BODY, 408),
         (Reason.TOO_LARGE, 413),
+        (Reason.ANSWER_TOO_LARGE, 500),
         (Reason.UNSUPPORTED, 501),
         (Reason.QUEUE_FULL, 503),
         (Reason.BODY_MEMORY, 503),

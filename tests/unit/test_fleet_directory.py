@@ -14,10 +14,8 @@ from gateway.core.errors import GatewayError
 from gateway.core.faces import IndexEntry, SilentFleetObserver
 from gateway.core.faults import UpstreamFault
 from gateway.core.snapshot import ModelState, ReplicaState
-from gateway.fleet.model_record import Description
 from gateway.fleet.nudge import Nudge
-from gateway.fleet.warmer import NotServed
-from gateway.policy.schema import Health, ModelPolicy
+from gateway.policy.schema import Admission, Health
 from tests.simulation.batcher import ModelSpec
 from tests.simulation.triton import Lie, Metrics
 from tests.unit.fleet_world import FleetWorld, Warmup, run, static
@@ -88,23 +86,6 @@ def test_a_model_that_the_policy_does_not_warm_gets_traffic_and_says_so() -> Non
     run(main, policies={"m": {"warmup": Warmup(calls=0)}})
 
 
-def test_a_model_that_must_not_be_served_stays_out_of_traffic_and_says_why() -> None:
-    def refuse(policy: ModelPolicy, description: Description) -> bytes:
-        raise NotServed("stateful models are not served")
-
-    async def main(world: FleetWorld) -> None:
-        await world.until(lambda: world.model_state("10.0.0.1", "m") is ModelState.READY)
-        published = len(world.snapshots)
-        await asyncio.sleep(30.0)
-        replica = world.replica("10.0.0.1")
-        assert replica is not None
-        assert "stateful models" in replica.models["m", "1"].reason
-        assert world.takers("m") == set()
-        assert len(world.snapshots) - published < 150, "only what the scrapes show is published, not each refusal"
-
-    run(main, warm_request=refuse)
-
-
 def test_the_log_tells_of_a_replica_that_goes_down_and_of_one_that_never_came(caplog: pytest.LogCaptureFixture) -> None:
     async def main(world: FleetWorld) -> None:
         await world.until(lambda: len(world.takers("m")) == 1)
@@ -122,6 +103,21 @@ def test_the_log_tells_of_a_replica_that_goes_down_and_of_one_that_never_came(ca
     assert never[0].levelname == "WARNING"
     formats = {record.msg for record in caplog.records if "model" in record.msg}
     assert not any("is down" in text for text in formats), "model lines must not use up the limit of replica lines"
+
+
+@pytest.mark.parametrize(("slots", "warned"), [(None, 2), (64, 0)])
+def test_the_log_tells_of_decoupled_models_whose_slots_are_a_guess(
+    slots: int | None, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(world: FleetWorld) -> None:
+        await world.until(lambda: len(world.takers("m")) == 2)
+        await asyncio.sleep(120.0)  # described again meanwhile
+
+    policies = {"m": {"admission": Admission(slots_per_replica=slots)}}
+    with caplog.at_level("WARNING", logger="sluice.fleet"):
+        run(main, ModelSpec("m", decoupled=True), policies=policies)
+    told = [text for record in caplog.records if "slots_per_replica" in (text := record.getMessage())]
+    assert len(told) == warned, "once for each replica"
 
 
 def test_failed_probes_and_warm_up_calls_are_reported() -> None:

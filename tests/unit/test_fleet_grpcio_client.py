@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
@@ -16,7 +20,14 @@ from gateway.core.faces import Endpoints, IndexEntry
 from gateway.core.faults import UpstreamFault, classify
 from gateway.core.outcome import Outcome
 from gateway.fleet.grpc_faults import to_fault
-from gateway.fleet.grpcio_client import GrpcioConnector, GrpcioOptions, GrpcioReplicaClient, clean
+from gateway.fleet.grpcio_client import (
+    ROUTED_NAMES_BYTES,
+    UNREAD_BYTES_MAX,
+    GrpcioConnector,
+    GrpcioOptions,
+    GrpcioReplicaClient,
+    clean,
+)
 from gateway.fleet.http_get import HttpGetter
 from gateway.runtime.clock import SystemClock
 from tests.support.ports import free_port
@@ -150,7 +161,7 @@ async def test_a_message_over_its_size_in_either_direction_is_told_from_a_lost_c
     assert (fault.code, fault.from_peer, fault.sent) == (Code.RESOURCE_EXHAUSTED, False, True)
     async with served(action(), message_bytes_max=2048) as (_, client):
         with pytest.raises(UpstreamFault) as caught:
-            await client.infer(bytes(4096), (), 5.0)
+            await client.infer(bytes(2048 + ROUTED_NAMES_BYTES + 1), (), 5.0)
     fault = caught.value
     assert (fault.code, fault.from_peer, fault.sent) == (Code.RESOURCE_EXHAUSTED, False, False)
     assert classify(fault).outcome is Outcome.CALLER_FAULT
@@ -287,7 +298,7 @@ def test_the_library_neither_retries_nor_pings_nor_waits_minutes_nor_asks_a_prox
     assert arguments["grpc.use_local_subchannel_pool"] == 1
     assert not [name for name in arguments if "keepalive" in name]
     sizes = [value for name, value in arguments.items() if "message_length" in name]
-    assert sizes == [7, 7]
+    assert sizes == [7, 7 + ROUTED_NAMES_BYTES]
 
 
 async def test_metadata_that_http2_cannot_carry_is_left_out_and_the_call_is_made() -> None:
@@ -400,3 +411,49 @@ async def test_a_client_that_is_closed_opens_nothing_any_more() -> None:
         await getter.get("127.0.0.1:1", "/metrics", 1.0, 1000)
     assert (caught.value.from_peer, caught.value.sent) == (False, False)
     assert getter._session is None
+
+
+async def test_on_a_closed_channel_calls_and_streams_are_lost_and_nothing_was_sent() -> None:
+    async with client_of(free_port()) as client:
+        await client.aclose()
+        with pytest.raises(UpstreamFault) as caught:
+            await client.infer(b"", (), 1.0)
+        stream = client.open_stream((), 1.0)
+        stream.write(b"")
+        with pytest.raises(UpstreamFault) as told:
+            await stream.read()
+        stream.cancel()
+    for fault in (caught.value, told.value):
+        assert (fault.code, fault.from_peer, fault.sent) == (Code.UNAVAILABLE, False, False)
+
+
+async def test_a_stream_that_is_not_read_holds_little_of_what_the_replica_has() -> None:
+    piece, written = bytes(64 * 1024), 0
+
+    async def stream(messages: Any, context: Any) -> None:
+        nonlocal written
+        while written < 4000:
+            await context.write(piece)
+            written += 1
+
+    server = grpc.aio.server()
+    handler = grpc.stream_stream_rpc_method_handler(stream)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("inference.GRPCInferenceService", {"ModelStreamInfer": handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with client_of(port) as client:
+            opened = client.open_stream((), math.inf)
+            for _ in range(2000):  # the library sees how fast the connection is
+                assert await opened.read() is not None
+            before = -1
+            while before != written:
+                before = written
+                await asyncio.sleep(0.5)
+            ahead_bytes = (written - 2000) * len(piece)
+            opened.cancel()
+    finally:
+        await server.stop(None)
+    assert ahead_bytes <= 4 * UNREAD_BYTES_MAX

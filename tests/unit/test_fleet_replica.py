@@ -238,11 +238,27 @@ def test_a_version_that_refuses_again_and_again_is_held_out_for_longer_each_time
             warm_again(it, now_s)
         held_s.append(now_s - refused_s)
         now_s += 1.0
-    assert held_s == [0.5, 4.0, 8.0, 16.0, 32.0, 32.0, 32.0]
+    assert held_s == [0.5, 8.0, 16.0, 32.0, 32.0, 32.0, 32.0]
     now_s += 60.0
     assert it.refused(KEY, now_s, now_s, "gone")
     warm_again(it, now_s + 0.5)
     assert model_state(it) is ModelState.WARMED, "it served for long, so this is a refusal like the first"
+
+
+def test_a_version_whose_readiness_comes_and_goes_is_held_out_as_well_unless_it_is_the_last() -> None:
+    for last, expected_s in ((False, [0.5, 8.0, 16.0]), (True, [0.5, 0.5, 0.5])):
+        it, now_s, held_s = serving(last), 110.0, []
+        for _ in range(3):
+            for _ in range(2):
+                it.readiness(KEY, False, now_s, now_s)
+            assert model_state(it) is ModelState.UNAVAILABLE
+            left_s = now_s
+            while model_state(it) is not ModelState.WARMED:
+                now_s += 0.5
+                warm_again(it, now_s)
+            held_s.append(now_s - left_s)
+            now_s += 1.0
+        assert held_s == expected_s
 
 
 def test_work_that_was_begun_in_an_earlier_epoch_changes_nothing() -> None:

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from gateway.core.errors import GatewayError, Reason
-from gateway.wire.kserve import metadata, protobuf
+from gateway.wire.kserve import metadata, protobuf, repository, statistics
+from gateway.wire.kserve.generate_request import decode_generate
+from gateway.wire.kserve.generate_response import encode_generate
 from gateway.wire.kserve.http_raw import decode_raw_infer
 from gateway.wire.kserve.http_request import ALL_BINARY, ALL_JSON, decode_http_infer, parse_header_length
 from gateway.wire.kserve.http_response import encode_http_infer
-from gateway.wire.kserve.model_config import summarise_config
+from gateway.wire.kserve.model_config import ModelConfigSummary, summarise_config
 from gateway.wire.kserve.request_view import read_head
 from gateway.wire.kserve.response_view import read_response, read_response_head
 
@@ -27,6 +29,14 @@ UPSTREAMS = (Reason.UPSTREAM_BROKEN, Reason.BAD_REQUEST)
 
 Decoder = Callable[[bytes], object]
 
+GENERATE_CONFIG = ModelConfigSummary(
+    max_batch_size=8,
+    inputs=(
+        metadata.TensorMetadata("x", "FP32", (3, -1)),
+        metadata.TensorMetadata("s", "BYTES", (-1,)),
+        metadata.TensorMetadata("b", "INT64", (1,)),
+    ),
+)
 DECODERS: tuple[tuple[str, Decoder, tuple[Reason, ...]], ...] = (
     ("head", read_head, CALLERS),
     ("model request", metadata.decode_model_request, CALLERS),
@@ -34,14 +44,25 @@ DECODERS: tuple[tuple[str, Decoder, tuple[Reason, ...]], ...] = (
     ("framed", lambda body: decode_http_infer(body, len(FRAMED_JSON)), CALLERS),
     ("raw", lambda body: decode_raw_infer(body, [metadata.TensorMetadata("x", "FP32", (3, -1))], 8), CALLERS),
     ("header length", parse_header_length, CALLERS),
+    ("generate", lambda body: decode_generate(body, GENERATE_CONFIG), CALLERS),
     ("response head", read_response_head, UPSTREAMS),
     ("response", read_response, UPSTREAMS),
     ("json answer", lambda message: encode_http_infer(message, ALL_JSON, "r").body, UPSTREAMS),
     ("binary answer", lambda message: encode_http_infer(message, ALL_BINARY, "r").body, UPSTREAMS),
+    ("generate answer", lambda message: encode_generate(message, "r"), UPSTREAMS),
     ("bool", metadata.decode_bool, UPSTREAMS),
     ("model metadata", metadata.decode_model_metadata, UPSTREAMS),
     ("server metadata", metadata.decode_server_metadata, UPSTREAMS),
-    ("index", metadata.decode_index, UPSTREAMS),
+    ("index", repository.decode_index, UPSTREAMS),
+    ("index request", repository.decode_index_request, CALLERS),
+    ("index body", repository.decode_index_body, CALLERS),
+    ("statistics", statistics.split_statistics, UPSTREAMS),
+    ("statistics of one", statistics.decode_statistics, UPSTREAMS),
+    (
+        "statistics in json",
+        lambda message: statistics.statistics_to_json(statistics.decode_statistics(message)),
+        UPSTREAMS,
+    ),
     ("config", summarise_config, UPSTREAMS),
 )
 
@@ -74,6 +95,9 @@ RESPONSE = service_pb2.ModelInferResponse(
     raw_output_contents=[struct.pack("<2f", 1, float("nan")), b"\x01\x00\x00\x00a", b"\x01"],
 ).SerializeToString()
 
+GENERATE_BODY = (
+    b'{"id":"r","x":[1.5,NaN,2],"s":["\xc3\xbc","","a"],"parameters":{"b":9,"sequence_id":5,"a":1.5,"c":true,"d":"e"}}'
+)
 FRAMED_JSON: bytes = (
     b'{"inputs":[{"name":"x","datatype":"FP16","shape":[1],"parameters":{"binary_data_size":2}},{"name":"s","datatype":'
     b'"BYTES","shape":[1],"parameters":{"binary_data_size":5}}],"outputs":[{"name":"y","parameters":{"binary_data":true}}]}'
@@ -94,7 +118,22 @@ METADATA = service_pb2.ModelMetadataResponse(
 INDEX = service_pb2.RepositoryIndexResponse(
     models=[{"name": "m", "version": "1", "state": "READY", "reason": "r"}]
 ).SerializeToString()
-SAMPLES = (BODY, FRAMED, REQUEST, RESPONSE, CONFIG, METADATA, INDEX)
+INDEX_REQUEST = service_pb2.RepositoryIndexRequest(ready=True).SerializeToString()
+INDEX_BODY = b'{"ready":true}'
+ROW = service_pb2.ModelStatistics(
+    name="m",
+    version="1",
+    inference_count=3,
+    inference_stats={"success": {"count": 3, "ns": 99}},
+    batch_stats=[{"batch_size": 2, "compute_infer": {"count": 1, "ns": 5}}],
+    memory_usage=[{"type": "GPU", "id": 1, "byte_size": 7}],
+    response_stats={"0": {"success": {"count": 1, "ns": 5}}},
+)
+STATISTICS = service_pb2.ModelStatisticsResponse(model_stats=[ROW]).SerializeToString()
+SAMPLES = (
+    BODY, FRAMED, REQUEST, RESPONSE, CONFIG, METADATA, INDEX, INDEX_REQUEST, INDEX_BODY, ROW.SerializeToString(),
+    STATISTICS, GENERATE_BODY,
+)  # fmt: skip
 
 TOKENS = (
     b"1e999", b"-1e999", b"1" * 400, b"NaN", b"Infinity", b"-Infinity", b"null", b"true", b"{}", b"[]", b"[[[[", b'"',

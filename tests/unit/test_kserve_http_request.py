@@ -133,7 +133,8 @@ def test_what_triton_accepts_is_accepted(datatype: str, data: str, shape: str, r
         ("FP32", "[1," + "[" * 101 + "1" + "]" * 101 + "]", ("100 deep",)),
         ("FP32", "[" * 2000 + "1" + "]" * 2000, ("JSON",)),
         ("FP32", "[Infinity," + "[" * 100000, ("nested too deeply",)),
-        ("FP32", "[Inf]", ("JSON",)),
+        ("FP32", "[inf]", ("JSON",)),
+        ("FP32", "[Infinit]", ("JSON",)),
         ("BOOL", "[1]", ("true or false", "'1'")),
         ("BOOL", "[0.0]", ("true or false",)),
         ("UINT8", "[256]", ("'256'", "out of range for UINT8")),
@@ -221,14 +222,12 @@ def test_too_many_dimensions_are_refused() -> None:
         ('{"inputs":[{"name":"x","datatype":["FP32"],"shape":[1],"data":[1]}]}', "'datatype'"),
         ('{"inputs":[{"name":"x","datatype":"FP32","data":[1]}]}', "'shape'"),
         ('{"inputs":[{"name":"x","datatype":"FP32","shape":[1]}]}', "neither"),
-        (f'{{"inputs":[{X[:-1]},"parameters":5}}]}}', "'parameters'"),
         (f'{{"inputs":[{X[:-1]},"parameters":{{"binary_data_size":4}}}}]}}', "both"),
         (f'{{"inputs":[{X},{X}]}}', "'x' is given twice"),
         (f'{{"inputs":[{X}],"outputs":5}}', "'outputs'"),
         (f'{{"inputs":[{X}],"outputs":null}}', "'outputs'"),
         (f'{{"inputs":[{X}],"outputs":["y"]}}', "'name'"),
         (f'{{"inputs":[{X}],"outputs":[{{}}]}}', "'name'"),
-        (f'{{"inputs":[{X}],"outputs":[{{"name":"y","parameters":[1]}}]}}', "'parameters'"),
         (f'{{"inputs":[{X}],"outputs":[{{"name":"y","parameters":{{"binary_data":1}}}}]}}', "'binary_data'"),
         (f'{{"inputs":[{X}],"outputs":[{{"name":"y","parameters":{{"binary_data":null}}}}]}}', "'binary_data'"),
         (f'{{"inputs":[{X}],"outputs":[{{"name":"y","parameters":{{"classification":-1}}}}]}}', "'classification'"),
@@ -403,12 +402,51 @@ def test_outputs_keep_their_order_and_classification() -> None:
     request = decode(
         f'{{"inputs":[{X}],"outputs":[{{"name":"b","parameters":{{"classification":3}}}},{{"name":"a"}},'
         '{"name":"c","parameters":{"classification":0,"foo":{}}},'
-        '{"name":"d","parameters":{"classification":18446744073709551615}}]}'
+        '{"name":"d","parameters":{"classification":18446744073709551615}},'
+        '{"name":"e","parameters":{"classification":4294967296}}]}'
     )
-    assert [output.name for output in request.outputs] == ["b", "a", "c", "d"]
+    assert [output.name for output in request.outputs] == ["b", "a", "c", "d", "e"]
     assert request.outputs[0].parameters["classification"].int64_param == 3
     assert not request.outputs[2].parameters  # Triton takes 0 over HTTP and refuses it over gRPC
-    assert request.outputs[3].parameters["classification"].int64_param == (1 << 63) - 1
+    # Triton keeps the lower 32 bits.
+    assert request.outputs[3].parameters["classification"].int64_param == (1 << 32) - 1
+    assert not request.outputs[4].parameters
+
+
+def test_of_an_output_listed_twice_the_first_counts() -> None:
+    plain, binary, best = (
+        '{"name":"y"}',
+        '{"name":"y","parameters":{"binary_data":true}}',
+        '{"name":"y","parameters":{"classification":1}}',
+    )
+    for first in (plain, binary, best):
+        alone = decode_http_infer(f'{{"inputs":[{X}],"outputs":[{first}]}}'.encode())
+        for second in (plain, binary, best):
+            both = decode_http_infer(f'{{"inputs":[{X}],"outputs":[{first},{second}]}}'.encode())
+            assert (both.message, both.plan.is_binary("y")) == (alone.message, alone.plan.is_binary("y"))
+
+
+@pytest.mark.parametrize("value", ["5", "[1]", "true", '"s"', "null"])
+def test_parameters_of_a_tensor_that_are_no_object_are_overlooked(value: str) -> None:
+    plain = f'{{"inputs":[{X}],"outputs":[{{"name":"y"}}]}}'
+    odd = f'{{"inputs":[{X[:-1]},"parameters":{value}}}],"outputs":[{{"name":"y","parameters":{value}}}]}}'
+    assert decode(odd) == decode(plain)
+
+
+@pytest.mark.parametrize(
+    ("word", "bits"),
+    [("Inf", "0000807f"), ("-Inf", "000080ff"), ("-NaN", "0000c07f"), ("Infinity", "0000807f"), ("NaN", "0000c07f")],
+)
+def test_the_words_that_triton_reads_are_read_outside_of_strings_only(word: str, bits: str) -> None:
+    text = f'{{"id":"{word} \\" {word}","inputs":[{{"name":"x","datatype":"FP32","shape":[1],"data":[{word}]}}]}}'
+    request = decode(text)
+    assert request.id == f'{word} " {word}'
+    assert request.raw_input_contents[0].hex() == bits
+
+
+def test_an_id_ends_at_its_first_zero_byte_as_on_triton() -> None:
+    assert decode(f'{{"id":"a\\u0000b","inputs":[{X}]}}').id == "a"
+    assert decode(f'{{"id":"\\u0000","inputs":[{X}]}}').id == ""
 
 
 @pytest.mark.parametrize(

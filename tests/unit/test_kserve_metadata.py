@@ -12,7 +12,6 @@ from tritonclient.grpc import service_pb2
 
 from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
-from gateway.core.faces import IndexEntry
 from gateway.wire.kserve import metadata as md
 from tests.unit.kserve_messages import int64s, names
 
@@ -63,10 +62,11 @@ def test_server_metadata_goes_through_unchanged(name: str, version: str, extensi
     assert json.loads(metadata.to_json()) == {"name": name, "version": version, "extensions": extensions}
 
 
-def test_shared_memory_extensions_are_dropped_and_no_others() -> None:
-    extensions = ("classification", "system_shared_memory", "cuda_shared_memory", "binary_tensor_data")
-    kept = md.ServerMetadata("triton", "2.51.0", extensions).without_shared_memory()
-    assert kept.extensions == ("classification", "binary_tensor_data")
+def test_extensions_that_are_refused_are_dropped_and_no_others() -> None:
+    served = ("classification", "model_repository", "binary_tensor_data", "statistics")
+    refused = ("system_shared_memory", "cuda_shared_memory", "trace", "logging", "model_repository(unload_dependents)")
+    kept = md.ServerMetadata("triton", "2.51.0", (*served, *refused)).without_refused()
+    assert kept.extensions == served
 
 
 @given(st.booleans())
@@ -83,19 +83,7 @@ def test_requests_about_a_model_are_the_references(name: str, version: str) -> N
     assert md.decode_model_request(message) == (name, version)
 
 
-def test_the_index_is_read() -> None:
-    message = service_pb2.RepositoryIndexResponse()
-    message.models.add(name="never loaded")
-    message.models.add(name="m", version="1", state="UNAVAILABLE", reason="unloaded")
-    assert md.decode_index(message.SerializeToString()) == (
-        IndexEntry("never loaded", "", "", ""),
-        IndexEntry("m", "1", "UNAVAILABLE", "unloaded"),
-    )
-
-
-@pytest.mark.parametrize(
-    "decode", [md.decode_bool, md.decode_model_metadata, md.decode_server_metadata, md.decode_index]
-)
+@pytest.mark.parametrize("decode", [md.decode_bool, md.decode_model_metadata, md.decode_server_metadata])
 def test_a_replicas_junk_is_its_own_fault(decode: Any) -> None:
     for junk in (b"\x0a\x05a", b"\x0d\x00\x00\x00\x00", b"\xff"):
         with pytest.raises(GatewayError) as caught:

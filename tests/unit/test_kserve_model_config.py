@@ -41,6 +41,35 @@ def test_kinds_of_models_are_told_apart() -> None:
     assert summary(config).optional_inputs == {"a"}
 
 
+def test_how_long_a_silent_sequence_is_kept_is_tritons_default_where_nothing_is_said() -> None:
+    config = mc.ModelConfig()
+    assert summary(config).sequence_idle_s is None
+    config.sequence_batching.oldest.max_candidate_sequences = 4
+    assert summary(config).sequence_idle_s == 1.0
+    config.sequence_batching.max_sequence_idle_microseconds = 2_500_000
+    assert summary(config).sequence_idle_s == 2.5
+    ensemble = mc.ModelConfig()
+    ensemble.ensemble_scheduling.step.add(model_name="part")
+    assert summary(ensemble).sequence_idle_s == 60.0, "its parts may be stateful"
+    assert not summary(ensemble).sequence
+
+
+def test_whether_sequences_go_by_strings_is_read_from_the_control_input() -> None:
+    config = mc.ModelConfig()
+    control = config.sequence_batching.control_input
+    control.add(name="START").control.add(kind=mc.ModelSequenceBatching.Control.CONTROL_SEQUENCE_START)
+    assert not summary(config).corrid_is_text
+    corrid = control.add(name="CORRID").control.add(kind=mc.ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID)
+    corrid.data_type = mc.TYPE_UINT64
+    assert not summary(config).corrid_is_text
+    corrid.data_type = mc.TYPE_STRING
+    assert summary(config).corrid_is_text
+    assert summary(config).sequence
+    control[0].control[0].data_type = mc.TYPE_STRING
+    corrid.data_type = mc.TYPE_INT32
+    assert not summary(config).corrid_is_text, "the type of another control says nothing"
+
+
 def test_inputs_are_as_declared_in_order_without_the_batch_dimension() -> None:
     config = mc.ModelConfig(name="m", max_batch_size=4)
     config.input.add(name="x", data_type=mc.TYPE_FP32, dims=[-1, 12])

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from gateway.core.call import ANONYMOUS, Call, Identity
+from gateway.core.credentials import Credentials
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import BodyLimits
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.decide.split import Split
-from gateway.layers.deadline import DeadlineLayer
+from gateway.layers.deadline import DeadlineLayer, StreamLimits
 from gateway.layers.gate import GateLayer
 from gateway.layers.record import RecordLayer
 from gateway.layers.route import CurrentRoutes, ModelRoute, RouteLayer, RouteTable
@@ -43,14 +44,15 @@ class Keys:
     def __init__(self, **identities: Identity) -> None:
         self._identities = identities
 
-    def identify(self, api_key: str | None) -> Identity:
-        if api_key is None or api_key not in self._identities:
+    def identify(self, credentials: Credentials) -> Identity:
+        key = credentials.secret
+        if key is None or key not in self._identities:
             raise GatewayError(Reason.UNAUTHENTICATED, "no such key")
-        return self._identities[api_key]
+        return self._identities[key]
 
 
 class Nobody:
-    def identify(self, api_key: str | None) -> Identity:
+    def identify(self, credentials: Credentials) -> Identity:
         return ANONYMOUS
 
 
@@ -61,6 +63,9 @@ class Rules:
 
     def deadline_s(self, model: str) -> tuple[float, float]:
         return self._deadline
+
+    def stream_limits(self, model: str) -> StreamLimits:
+        raise AssertionError("no call here is a stream")
 
     @property
     def revision(self) -> str:
@@ -247,6 +252,7 @@ def routes(inner: Any, **more: Any) -> CurrentRoutes:
         default_deadline_s=1,
         max_deadline_s=10,
         limits=BodyLimits(100, 100),
+        stream=StreamLimits(first_response_s=1.0, idle_s=1.0),
         **more,
     )
     return CurrentRoutes(RouteTable("rev", {"fraud": route}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import pairwise
 
@@ -68,3 +69,24 @@ def test_no_quantile_is_made_up() -> None:
     for share in (0.0, 1.1, -1.0, math.nan):
         with pytest.raises(ValueError, match="a share"):
             _filled([1]).quantile_ns(share)
+
+
+@given(DURATIONS)
+def test_it_survives_being_written_as_json(values: list[int]) -> None:
+    histogram = _filled(values)
+    again = Histogram.from_json(json.loads(json.dumps(histogram.to_json())))
+    assert list(again.buckets()) == list(histogram.buckets())
+    assert (again.count, again.clipped, again.largest_ns) == (len(values), histogram.clipped, max(values))
+
+
+@pytest.mark.parametrize("buckets", [[[5, 1], [7, 1]], [[-1, 3]], [[1 << 60, 3]], [[5, 0], [6, 3]]])
+def test_json_that_no_histogram_wrote_is_refused(buckets: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match=r"histogram has a bucket|do not hold"):
+        Histogram.from_json({"count": 3, "clipped": 0, "largest": 9, "buckets": buckets})
+
+
+def test_the_99_99th_percentile_of_a_hundred_thousand_is_the_tenth_largest() -> None:
+    found = _filled([1_000_000] * 99_990 + [50_000_000 + number for number in range(10)])
+    assert found.quantile_ns(0.9999) == pytest.approx(1_000_000, rel=0.01)
+    assert found.quantile_ns(0.99991) == pytest.approx(50_000_000, rel=0.01)
+    assert found.largest_ns == 50_000_009

@@ -22,7 +22,7 @@ from gateway.observe import labels
 from gateway.observe.document import page
 from gateway.observe.frozen import SERIES_MAX
 from gateway.observe.metrics import BOUNDS_S, FADE_S, Metrics
-from gateway.observe.readings import admission_readings, fleet_readings, job_readings
+from gateway.observe.readings import admission_readings, file_readings, fleet_readings, job_readings, sequence_readings
 from gateway.observe.stages import STAGES, stage_seconds
 from gateway.observe.table import ROWS, TABLE, Reading
 from gateway.wire.http_path import Route
@@ -158,12 +158,16 @@ def fill(of: Metrics) -> bool:
     of.loop_lag(0.003)
     of.add_source("fleet", lambda now_s: fleet_readings(fleet, of, now_s))
     of.add_source("admission", lambda _: admission_readings([("default", "fraud", "2", 3, 1, 4)], of))
+    of.add_source("files", lambda _: file_readings([("keys", 1, False, 0.0), ("listen_tls", 2, True, 1.8e9)]))
+    counts = dict.fromkeys(("started", "adopted", "ended", "lost", "expired", "evicted", "live", "waiting"), 1)
+    of.add_source("sequences", lambda _: sequence_readings([("fraud", counts)], of))
     of.add_source("jobs", lambda _: job_readings({"scrape:10.0.0.1:8002": 2, "records-flush": 1}))
 
     def rest(_: float) -> Iterable[Reading]:
         for name, values in (
             ("sluice_ready", ()),
             ("sluice_draining", ()),
+            ("sluice_token_verifications_total", ()),
             ("sluice_body_memory_bytes", ()),
             ("sluice_body_memory_limit_bytes", ()),
             ("sluice_records_written_total", ()),

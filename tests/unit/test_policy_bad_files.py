@@ -112,7 +112,12 @@ CASES = {
     ),
     "section without keys": model(
         "deadline:\nversions: ['1']\n",
-        (6, 1, "deadline: there is no value (null); fill in some of its keys (default_ms, max_ms), or remove it"),
+        (
+            6,
+            1,
+            "deadline: there is no value (null); fill in some of its keys (default_ms, max_ms, first_response_s, "
+            "idle_s, total_s), or remove it",
+        ),
     ),
     "scalar for section": model(
         "admission: 3\n", (6, 12, "`3` stands where a mapping is wanted; allowed: slots_per_replica, queue_max")
@@ -277,6 +282,10 @@ CASES = {
         "limits: {body_bytes_max: 70000000}\n",
         (6, 26, "more than `pools.cpu.message_bytes_max` in fleet.yaml lets through (67108864)"),
     ),
+    "more JSON than body": model(
+        "limits: {body_bytes_max: 1000, json_bytes_max: 1001}\n",
+        (6, 48, "`json_bytes_max` (1001) is more than `body_bytes_max` (1000)"),
+    ),
     "no versions": model("versions: []\n", (6, 11, "the list is empty; name versions, or remove the key")),
     "version twice": model("versions: ['1', '1']\n", (6, 17, '"1" stands twice')),
     "split outside versions": model(
@@ -321,10 +330,7 @@ CASES = {
         "ladder: none", "ladder: [smaller, default]", (4, 9, "ladder: a list is not available yet")
     ),
     "ladder as name": changed("ladder: none", "ladder: cached", (4, 9, "`cached` is not available yet")),
-    "jwt": fleet("identity: {mode: jwt}\n", (6, 18, "`jwt` is not available yet; JWT comes with the full gate")),
     "redis": fleet("redis: {url: x}\n", (6, 1, "redis: not available yet")),
-    "tls": fleet("gateway: {tls: {}}\n", (6, 11, "gateway.tls: not available yet")),
-    "tls of a pool": pool("    tls: {}\n    replicas: {dns: {host: h}}\n", (3, 5, "pools.cpu.tls: not available yet")),
     "sinks": fleet("records: {sinks: []}\n", (6, 11, "records.sinks: not available yet")),
     # YAML itself.
     "key twice": model("pool: cpu\n", (6, 1, "pool: the key stands twice, first in line 2; keep one of the two")),

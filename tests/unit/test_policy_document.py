@@ -99,5 +99,4 @@ def test_the_design_s_values_that_need_later_layers_are_known() -> None:
     assert later_value("model", ("regime",), "async")
     assert later_value("model", ("regime",), "batch")
     assert later_value("model", ("ladder",), "anything")
-    assert later_value("fleet", ("identity", "mode"), "mtls")
     assert not later_value("model", ("regime",), "whatever")

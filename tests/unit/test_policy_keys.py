@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.core.call import ANONYMOUS, Identity
 from gateway.core.codes import Code
+from gateway.core.credentials import NO_CREDENTIALS, Credentials
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import Authenticator
 from gateway.policy.document import KEYS_EXAMPLE
@@ -31,16 +32,15 @@ RING = _ring(
 
 
 def test_a_key_belongs_to_its_tenant_with_its_rights() -> None:
-    authenticator: Authenticator = RING
-    assert authenticator.identify(KEY) == Identity("shop", frozenset({"fraud", "fraud-lite"}), False)
-    assert authenticator.identify(OTHER) == Identity("ops@example.com", None, True)
+    assert RING.identify(KEY) == Identity("shop", frozenset({"fraud", "fraud-lite"}), False)
+    assert RING.identify(OTHER) == Identity("ops@example.com", None, True)
     assert len(RING) == 2
 
 
 def test_without_keys_everybody_is_anonymous() -> None:
     authenticator: Authenticator = AnonymousAuthenticator()
-    assert authenticator.identify(None) is ANONYMOUS
-    assert authenticator.identify("anything") is ANONYMOUS
+    assert authenticator.identify(NO_CREDENTIALS) is ANONYMOUS
+    assert authenticator.identify(Credentials(api_key="anything")) is ANONYMOUS
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.local.layout import MODELS
 from gateway.policy.load import load_policies, revision
 from gateway.policy.problems import PolicyError, PolicyProblem
 from tests.unit.policy_tree import FLEET, MODEL, problems_of, write
@@ -23,7 +24,8 @@ def _texts(folder: Path) -> list[str]:
 
 def test_the_policies_that_come_with_the_project_load() -> None:
     policies = load_policies(str(ROOT / "policies"))
-    assert set(policies.models) == {"fraud", "fraud-lite", "identity", "accel"}
+    assert set(policies.models) == set(MODELS), "each of the demo's models, or `sluice demo` would wait for ever"
+    assert policies.models["streamer"].admission.slots_per_replica == 64
     assert policies.models["fraud"].split == {"2": 100.0}
     static = policies.fleet.pools["cpu"].replicas.static
     assert static is not None
@@ -96,7 +98,7 @@ def test_an_error_reads_as_file_line_column_key_message_remedy(tmp_path: Path, m
         load_policies("policies")
     assert str(caught.value) == (
         "policies/models/fraud.yaml:7:3: deadline.default_s: unknown key; did you mean `default_ms` (milliseconds)? "
-        "Write `default_ms: 5000`; allowed: default_ms, max_ms"
+        "Write `default_ms: 5000`; allowed: default_ms, max_ms, first_response_s, idle_s, total_s"
     )
     assert caught.value.problems == (
         PolicyProblem(
@@ -106,7 +108,7 @@ def test_an_error_reads_as_file_line_column_key_message_remedy(tmp_path: Path, m
             "deadline.default_s",
             "unknown key",
             "did you mean `default_ms` (milliseconds)? Write `default_ms: 5000`",
-            ("default_ms", "max_ms"),
+            ("default_ms", "max_ms", "first_response_s", "idle_s", "total_s"),
         ),
     )
 

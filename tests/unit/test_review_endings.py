@@ -55,7 +55,7 @@ async def test_every_closer_of_a_reply_runs_whatever_another_one_raises(kind: ty
     reply.on_close(lambda outcome: closed.append("last"))
     with pytest.raises(kind):
         await reply.aclose(Outcome.OK)
-    assert closed == ["last", "first"]
+    assert closed == ["first", "last"]
 
 
 async def test_a_closed_reply_is_freed_without_the_garbage_collector() -> None:

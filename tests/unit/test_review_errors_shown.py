@@ -10,7 +10,7 @@ from gateway.core.call import Call
 from gateway.core.codes import Code
 from gateway.core.errors import Reason
 from gateway.core.faults import UpstreamFault, classify, public_text, to_error
-from gateway.core.outcome import TEACHINGS, Outcome
+from gateway.core.outcome import TEACHINGS, Outcome, Verdict
 from gateway.edge.explain import Explainer
 from gateway.edge.headers import response_headers
 from gateway.fleet.grpc_faults import to_fault
@@ -74,19 +74,41 @@ def test_a_long_text_takes_time_in_proportion_and_not_in_its_square(piece: str) 
     assert time.perf_counter() - started_s < 5, "a square would take minutes"
 
 
-@pytest.mark.parametrize("text", ["CLIENT: Sent message larger than max (9 vs. 8)", "CLIENT: Received message larger"])
-def test_a_message_over_our_own_limit_is_not_the_replicas_fault(text: str) -> None:
-    fault = to_fault(8, text.replace("larger", "larger than max", 1), channel_ready=True, timed_out=False)
+@pytest.mark.parametrize(
+    ("text", "outcome", "reason", "words"),
+    [
+        (
+            "CLIENT: Sent message larger than max (9 vs. 8)",
+            Outcome.CALLER_FAULT,
+            Reason.TOO_LARGE,
+            "the request of 9 bytes is larger than `message_bytes_max` of the model's pool allows (8 bytes)",
+        ),
+        (
+            "CLIENT: Received message larger than max (91 vs. 80)",
+            Outcome.GATEWAY_FAULT,
+            Reason.ANSWER_TOO_LARGE,
+            "the answer of 91 bytes is larger than `message_bytes_max` of the model's pool allows (80 bytes)",
+        ),
+        (
+            "Received message larger than max",
+            Outcome.GATEWAY_FAULT,
+            Reason.ANSWER_TOO_LARGE,
+            "the answer is larger than `message_bytes_max` of the model's pool allows",
+        ),
+    ],
+)
+def test_a_message_over_our_own_limit_is_not_the_replicas_fault(
+    text: str, outcome: Outcome, reason: Reason, words: str
+) -> None:
+    fault = to_fault(8, text, channel_ready=True, timed_out=False)
     row = classify(fault)
     error = to_error(fault, row)
-    assert (row.outcome, error.reason, error.code) == (
-        Outcome.CALLER_FAULT,
-        Reason.TOO_LARGE,
-        Code.RESOURCE_EXHAUSTED,
-    )
+    assert (row.outcome, error.reason, error.code) == (outcome, reason, Code.RESOURCE_EXHAUSTED)
+    assert error.message == words
     teaching = TEACHINGS[row.outcome]
     assert not teaching.recheck_replica
     assert not teaching.elsewhere
+    assert teaching.breaker is Verdict.NEUTRAL
 
 
 def test_a_lost_connection_stays_the_replicas_fault() -> None:

@@ -129,7 +129,7 @@ async def test_a_model_name_as_long_as_a_message_is_refused_in_a_way_that_the_cl
         assert dict(await call.trailing_metadata())["x-sluice-reason"] == "unknown_model"
 
 
-@pytest.mark.parametrize("method", ["ModelStreamInfer", "RepositoryModelLoad", "SystemSharedMemoryRegister"])
+@pytest.mark.parametrize("method", ["TraceSetting", "RepositoryModelLoad", "SystemSharedMemoryRegister"])
 async def test_a_refused_method_is_counted_and_carries_the_request_id(method: str) -> None:
     async with asyncio.timeout(20), grpc_edge(ScriptedService()) as edge:
         call = edge.call(method, metadata=(("x-request-id", "abc"),))

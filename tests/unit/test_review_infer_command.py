@@ -16,17 +16,18 @@ ANSWER = b'HTTP/1.1 200 OK\r\nx-request-id: 1\r\nContent-Length: 14\r\nConnectio
 
 
 @contextmanager
-def server(answer: bytes) -> Iterator[str]:
-    """Answers one connection with these bytes."""
+def server(answer: bytes, connections: int = 1) -> Iterator[str]:
+    """Answers each connection with these bytes."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(10)
 
         def serve() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.settimeout(10)
-                connection.recv(65536)
-                connection.sendall(answer)
+            for _ in range(connections):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.settimeout(10)
+                    connection.recv(65536)
+                    connection.sendall(answer)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -43,7 +44,7 @@ def test_a_request_file_that_is_not_there_is_not_a_missing_gateway(capsys: pytes
     assert "gateway" not in said
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://127.0.0.1:x", "http://[::1", "https://a", "a:8000"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://127.0.0.1:x", "http://[::1", "ftp://a", "a:8000"])
 def test_a_bad_url_is_named(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["infer", "fraud", "--url", url]) == 2
     assert "--url" in capsys.readouterr().err
@@ -65,7 +66,7 @@ def test_a_deadline_that_is_none_is_refused_here(timeout_ms: str, capsys: pytest
 def test_an_answer_that_cannot_be_saved_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     request = tmp_path / "request.json"
     request.write_text("{}")
-    with server(ANSWER) as url:
+    with server(ANSWER, connections=2) as url:  # the model's configuration is asked for first
         words = ["infer", "fraud", "--url", url, "--request", str(request), "--json", str(tmp_path / "no" / "out")]
         assert main(words) == 2
     assert "--json" in capsys.readouterr().err

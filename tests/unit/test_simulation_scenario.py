@@ -23,10 +23,41 @@ def test_together_the_scenarios_meet_every_fault_every_kind_of_call_and_every_si
         "good", "no-model", "no-version", "too-many", "oversize", "must"
     }  # fmt: skip
     assert {len(one.machines) for one in MANY} == {1, 2, 3, 4}
-    assert {len(one.specs) for one in MANY} == {1, 2, 3}
+    assert {len(one.specs) for one in MANY} == {1, 2, 3, 4, 5}
     assert {one.as_bytes for one in MANY} == {True, False}
     assert any(plan.leaves_after_s for one in MANY for plan in one.calls)
     assert any(plan.body_after_s for one in MANY for plan in one.calls)
+
+
+def test_together_they_meet_every_way_to_stream_and_to_keep_a_sequence() -> None:
+    calls = [plan for one in MANY for plan in one.calls]
+    assert {plan.route for plan in calls} == {"infer", "stream", "generate", "generate_stream"}
+    assert {plan.as_bytes for plan in MANY if any(call.route == "generate" for call in plan.calls)} == {True}
+    orders = [plan.order for plan in calls if plan.order is not None]
+    assert {0, 1, 24} <= {order.responses for order in orders}
+    assert any(order.fail_at >= 0 and order.goes_on for order in orders)
+    assert {order.joined for order in orders} == {plan.wants_end for plan in calls} == {True, False}
+    sessions = [session for one in MANY for session in one.sessions]
+    for what in ("closes_after_s", "leaves_after_s", "read_pause_s", "timeout_s", "call_timeout_s", "true_status"):
+        assert {bool(getattr(session, what)) for session in sessions} == {True, False}, what
+    steps = [plan.sequence for plan in calls if plan.sequence is not None]
+    assert {type(step.id) for step in steps} == {int, str}
+    kinds = [(one, kind) for one in MANY for kind in (int, str)]
+    both = [{str(each.id) for each in one.sequences if isinstance(each.id, kind)} for one, kind in kinds]
+    assert any(numbers & texts for numbers, texts in zip(both[::2], both[1::2], strict=True)), "7 beside '7'"
+    legs = [leg for one in MANY for sequence in one.sequences for leg in sequence.legs]
+    assert {leg.burst for leg in legs} == {leg.session is None for leg in legs} == {True, False}
+    assert {one.drain_s for one in MANY} == {0.02, 5.0}
+
+
+def test_a_message_knows_its_session_and_its_place_on_it() -> None:
+    for one in MANY:
+        plans = {plan.number: plan for plan in one.calls}
+        for session in one.sessions:
+            assert one.sessions[session.number] is session
+            places = [(plans[number].session, plans[number].position) for _, number in session.messages]
+            assert places == [(session.number, index) for index in range(1, len(places) + 1)]
+            assert [after_s for after_s, _ in session.messages] == sorted(after_s for after_s, _ in session.messages)
 
 
 def test_every_fault_ends_and_leaves_time_to_recover() -> None:

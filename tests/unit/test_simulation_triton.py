@@ -541,3 +541,36 @@ def test_closing_a_client_resets_its_calls_and_cancels_them() -> None:
         assert len(bench.executions()) == 1
 
     on_bench(body)
+
+
+def test_statistics_are_of_what_is_ready_and_count_what_ran() -> None:
+    async def body(bench: Bench) -> None:
+        def read(message: bytes) -> dict[tuple[str, str], pb.ModelStatistics]:
+            return {(row.name, row.version): row for row in pb.ModelStatisticsResponse.FromString(message).model_stats}
+
+        client, key = bench.client, ("slow", "2")
+        assert list(read(await client.model_statistics("", "", 1.0))) == [("slow", "2"), ("slow", "10")]
+        assert list(read(await client.model_statistics("", "7", 1.0))) == [key, ("slow", "10")], (
+            "without a name it is void"
+        )
+        await asyncio.gather(*(bench.ask(str(number), version="2", rows=2) for number in range(3)))
+        row = read(await client.model_statistics("slow", "2", 1.0))[key]
+        assert (row.inference_count, row.inference_stats.success.count) == (6, 3)
+        assert row.execution_count == sum(each.compute_infer.count for each in row.batch_stats) == 2
+        bench.server._unload("slow", "2")
+        await asyncio.sleep(1)
+        for name, version, text in (
+            ("nope", "", "requested model 'nope' is not available"),
+            ("slow", "2", "requested model version is not available for model 'slow'"),
+            ("slow", "x", "failed to get model version from specified version string 'x'"),
+        ):
+            error = await fault_of(client.model_statistics(name, version, 1.0))
+            assert error.code is Code.INVALID_ARGUMENT
+            assert error.text.startswith(text)
+        bench.server.unload("slow")
+        await asyncio.sleep(1)
+        error = await fault_of(client.model_statistics("slow", "10", 1.0))
+        assert error.text == "requested model 'slow' is not available"
+        assert read(await client.model_statistics("", "", 1.0)) == {}
+
+    on_bench(body, ModelSpec("slow", versions=("2", "10"), max_batch_size=4, s0_s=0.1, s1_s=0.0, noise=0.0))

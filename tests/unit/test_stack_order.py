@@ -13,6 +13,6 @@ def test_positions_are_named_once_and_each_has_a_reason() -> None:
 
 def test_the_order_is_the_designs() -> None:
     assert [position.name for position in POSITIONS] == [
-        "edge", "record", "gate", "deadline", "route", "ladder", "cache", "coalesce", "features", "shadow", "admit",
-        "attempts", "track", "transport",
+        "edge", "record", "gate", "deadline", "route", "sequence", "ladder", "cache", "coalesce", "features", "shadow",
+        "admit", "attempts", "track", "transport",
     ]  # fmt: skip

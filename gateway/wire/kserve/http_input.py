@@ -54,9 +54,7 @@ def encode_input(entry: Any, tail: memoryview, used: int) -> tuple[bytes, bytes 
         raise bad_request("each entry of 'inputs' must be an object")
     head = _head(entry)
     parameters = entry.get("parameters")
-    if parameters:
-        if type(parameters) is not dict:
-            raise bad_request(f"'parameters' of input {quoted(entry['name'])} must be an object")
+    if parameters and type(parameters) is dict:  # Triton overlooks what is no object
         if "shared_memory_region" in parameters:
             raise shared_memory_refused(f"input {quoted(entry['name'])}")
         if "binary_data_size" in parameters:
@@ -66,7 +64,7 @@ def encode_input(entry: Any, tail: memoryview, used: int) -> tuple[bytes, bytes 
             return head.field, raw, used + len(raw)
     if "data" not in entry:
         raise bad_request(f"input {quoted(entry['name'])} has neither 'data' nor 'binary_data_size'")
-    return head.field, _elements(entry["name"], head, entry["data"]), used
+    return head.field, encode_elements(entry["name"], head, entry["data"]), used
 
 
 def _head(entry: dict[str, Any]) -> TensorHead:
@@ -79,6 +77,11 @@ def _head(entry: dict[str, Any]) -> TensorHead:
     for dim in shape:
         if type(dim) is not int or not 0 <= dim <= _INT64_MAX:
             raise bad_request(f"'shape' of input {quoted(name)} must hold integers from 0 to {_INT64_MAX}")
+    return head_of(name, datatype, shape)
+
+
+def head_of(name: str, datatype: str, shape: list[int]) -> TensorHead:
+    """`make_head`, remembered. Dimensions are integers that are not negative."""
     key = (name, datatype, tuple(shape))
     head = _heads.get(key)
     if head is None:
@@ -128,8 +131,10 @@ def _binary(name: str, head: TensorHead, size: Any, tail: memoryview, used: int)
     return tail[used : used + size]
 
 
-def _elements(name: str, head: TensorHead, data: Any) -> bytes:
-    """The raw bytes of JSON `data`, which may be flat or nested in any way, row-major."""
+def encode_elements(name: str, head: TensorHead, data: Any) -> bytes:
+    """The raw bytes of JSON `data`, which may be flat or nested in any way, row-major. Raises `GatewayError`
+    (BAD_REQUEST).
+    """
     datatype = head.datatype
     if not datatype.json:
         raise bad_request(

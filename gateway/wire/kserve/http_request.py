@@ -9,14 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.core.call import SequenceStep
 from gateway.wire.kserve import protobuf as pb
 from gateway.wire.kserve.http_input import encode_input
 from gateway.wire.kserve.json_text import bad_request, load_object, quoted
 from gateway.wire.kserve.parameters import MAX_PARAMETERS, Kind, entry_field
 from gateway.wire.kserve.request_view import MAX_TENSORS, shared_memory_refused
+from gateway.wire.kserve.sequence import sequence_step_of_json
 
 _INT64_MAX = (1 << 63) - 1
 _UINT64_MAX = (1 << 64) - 1
+_UINT32_MAX = (1 << 32) - 1
 _CACHE_MAX = 4096
 _NAME_CACHED_MAX = 128
 
@@ -40,12 +43,14 @@ ALL_BINARY = OutputPlan(True, NOTHING_EXPLICIT)
 @dataclass(slots=True)
 class HttpInferRequest:
     """A decoded request: `message` is a serialized `ModelInferRequest` without model name and version, `id` the
-    protocol's own request id ("" if none), `plan` what the response must look like.
+    protocol's own request id ("" if none), `plan` what the response must look like, `sequence` the step of a sequence
+    that it is.
     """
 
     message: bytes
     id: str
     plan: OutputPlan
+    sequence: SequenceStep | None = None
 
 
 def parse_header_length(value: str | bytes, body_bytes: int | None = None) -> int:
@@ -99,12 +104,16 @@ def _decode(document: dict[str, Any], tail: memoryview) -> HttpInferRequest:
     if request_id != "":
         if type(request_id) is not str:
             raise bad_request("'id' must be a string")
+        if "\0" in request_id:
+            request_id = request_id.partition("\0")[0]  # Triton's strings end there
         encoded = request_id.encode()
         chunks += (b"\x1a", pb.varint(len(encoded)), encoded)
 
     default = False
+    sequence = None
     if "parameters" in document:
         default = _encode_parameters(document["parameters"], chunks)
+        sequence = sequence_step_of_json(document["parameters"])
 
     inputs = document.get("inputs")
     if type(inputs) is not list:
@@ -126,7 +135,7 @@ def _decode(document: dict[str, Any], tail: memoryview) -> HttpInferRequest:
     if "outputs" in document:
         plan = _encode_outputs(document["outputs"], default, chunks)
     chunks += raws
-    return HttpInferRequest(b"".join(chunks), request_id, plan)
+    return HttpInferRequest(b"".join(chunks), request_id, plan, sequence)
 
 
 def _refuse_duplicates(inputs: list[dict[str, Any]]) -> None:
@@ -156,13 +165,13 @@ def _encode_parameters(parameters: Any, chunks: list[bytes | memoryview]) -> boo
                 raise bad_request("parameter 'binary_data_output' must be true or false")
             binary = value
         else:
-            kind, checked = _typed(key, value)
+            kind, checked = typed_parameter(key, value)
             chunks.append(entry_field(4, key, kind, checked))
     return binary
 
 
-def _typed(key: str, value: Any) -> tuple[Kind, bool | int | str | float]:
-    """The member of `InferParameter` in which Triton wants the parameter `key`."""
+def typed_parameter(key: str, value: Any) -> tuple[Kind, bool | int | str | float]:
+    """The member of `InferParameter` in which Triton wants the parameter `key`. Raises `GatewayError` (BAD_REQUEST)."""
     if key == "sequence_id":
         if type(value) is str:
             return Kind.STRING, value
@@ -214,28 +223,34 @@ def _encode_outputs(outputs: Any, default: bool, chunks: list[bytes | memoryview
     if len(outputs) > MAX_TENSORS:
         raise bad_request(f"{len(outputs)} outputs are more than {MAX_TENSORS}")
     explicit: dict[str, bool] = {}
+    listed: set[str] = set()
     for entry in outputs:
         name = entry.get("name") if type(entry) is dict else None
         if type(name) is not str:
             raise bad_request("each entry of 'outputs' must be an object with a string 'name'")
         parameters = entry.get("parameters")
-        if parameters:
-            if type(parameters) is not dict:
-                raise bad_request(f"'parameters' of output {quoted(name)} must be an object")
+        if parameters and type(parameters) is dict:  # Triton overlooks what is no object
             if "shared_memory_region" in parameters:
                 raise shared_memory_refused(f"output {quoted(name)}")
             binary = parameters.get("binary_data", default)
             if type(binary) is not bool:
                 raise bad_request(f"'binary_data' of output {quoted(name)} must be true or false")
-            if binary is not default or "binary_data" in parameters:
-                explicit.setdefault(name, binary)  # of an output listed twice the first counts, as in Triton
             classes = parameters.get("classification", 0)
             if not _is_uint64(classes):
                 raise bad_request(f"'classification' of output {quoted(name)} must be a non-negative integer")
-            if classes:
-                field = entry_field(2, "classification", Kind.INT64, min(classes, _INT64_MAX))
+            if name in listed:
+                continue  # of an output listed twice the first counts, as in Triton over HTTP (over gRPC the last)
+            listed.add(name)
+            if binary is not default:
+                explicit[name] = binary
+            if classes := classes & _UINT32_MAX:  # all that Triton keeps of it
+                field = entry_field(2, "classification", Kind.INT64, classes)
                 chunks.append(pb.len_field(6, pb.text_field(1, name) + field))
                 continue
+        elif name in listed:
+            continue
+        else:
+            listed.add(name)
         plain = _plain_outputs.get(name)
         if plain is None:
             plain = pb.len_field(6, pb.text_field(1, name))

@@ -30,10 +30,11 @@ class HttpInferResponse:
     """A response body in pieces, to be written one after the other.
 
     `chunks[0]` is the JSON, the others are views of the message that was rendered. `header_length` is the value of
-    `Inference-Header-Content-Length`, None where that header must not stand.
+    `Inference-Header-Content-Length`, None where that header must not stand. With a `content_coding` (`gzip`,
+    `deflate`) `chunks` and `content_length` are the encoded body, and `header_length` still counts the JSON before.
     """
 
-    __slots__ = ("chunks", "content_length", "content_type", "header_length")
+    __slots__ = ("chunks", "content_coding", "content_length", "content_type", "header_length")
 
     def __init__(
         self,
@@ -41,8 +42,10 @@ class HttpInferResponse:
         content_length: int,
         content_type: str,
         header_length: int | None,
+        content_coding: str = "",
     ) -> None:
         self.chunks = chunks
+        self.content_coding = content_coding
         self.content_length = content_length
         self.content_type = content_type
         self.header_length = header_length
@@ -77,7 +80,7 @@ def encode_http_infer(message: bytes, plan: OutputPlan, request_id: str) -> Http
                 tails.append(memoryview(message)[start:stop])
         else:
             parts.append(b',"data":')
-            parts.append(_elements(output, message, start, stop))
+            parts.append(json_elements(output, message, start, stop))
             parts.append(b"}")
     parts.append(b"]}")
     document = b"".join(parts)
@@ -113,8 +116,8 @@ def _opening(view: ResponseView, request_id: str) -> bytes:
     return b"".join(parts)
 
 
-def _elements(output: OutputHead, message: bytes, start: int, stop: int) -> bytes:
-    """The flat JSON array of an output's elements."""
+def json_elements(output: OutputHead, message: bytes, start: int, stop: int) -> bytes:
+    """The flat JSON array of an output's elements. Raises `GatewayError`, as `encode_http_infer` does."""
     datatype = output.datatype
     if output.unpack is not None:
         values = output.unpack(message, start)

@@ -1,14 +1,15 @@
-"""Reading the JSON of a request: strict, as Triton is, with the three bare words that Triton takes besides JSON.
+"""Reading the JSON of a request: strict, as Triton is, with the bare words that Triton takes besides JSON.
 
-Triton reads `NaN`, `Infinity` and `-Infinity` in a request (seen on 2.51), and clients send them: Python's `json` and
-tritonclient with `binary_data=False` write missing values that way. The fast parser refuses them, so a document that
-it refuses and that holds such a word is read again by the standard library's.
+Triton reads `NaN`, `Infinity` and `Inf`, each with or without a minus, in a request (seen on 2.51), and clients send
+them: Python's `json` and tritonclient with `binary_data=False` write missing values that way. The fast parser refuses
+them, so a document that it refuses and that holds such a word is read again by the standard library's.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import orjson
@@ -16,6 +17,9 @@ import orjson
 from gateway.core.errors import GatewayError, Reason
 
 _BOM = b"\xef\xbb\xbf"
+_STRING_OR_WORD = re.compile(rb'"(?:[^"\\]|\\.)*+"?|-NaN|Inf(?!inity)', re.DOTALL)
+_RESPELT = {b"-NaN": b"NaN", b"Inf": b"Infinity"}
+"""What Triton takes and the standard library does not. The end of a string is optional, which keeps it linear."""
 
 
 def bad_request(message: str) -> GatewayError:
@@ -49,10 +53,11 @@ def _load_again(document: bytes, error: orjson.JSONDecodeError) -> Any:
             return orjson.loads(document)
         except orjson.JSONDecodeError as again:
             error = again
-    if b"NaN" not in document and b"Infinity" not in document:
+    if b"NaN" not in document and b"Inf" not in document:
         raise bad_request(f"the request is not valid JSON: {error}") from None
     try:
-        return json.loads(document.decode(), parse_float=_finite)
+        respelt = _STRING_OR_WORD.sub(lambda found: _RESPELT.get(found[0], found[0]), document)
+        return json.loads(respelt.decode(), parse_float=_finite)
     except RecursionError:
         raise bad_request("the request's JSON is nested too deeply") from None
     except ValueError as again:

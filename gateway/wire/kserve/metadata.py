@@ -1,4 +1,4 @@
-"""Everything but inference that has the same content over both protocols: health, metadata, the repository index.
+"""Health and metadata, which have the same content over both protocols.
 
 Protobuf on one side, Triton's JSON on the other, plain dataclasses between. Decoders of a caller's bytes raise
 `GatewayError` (BAD_REQUEST, code INTERNAL), decoders of a replica's `GatewayError` (UPSTREAM_BROKEN).
@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 
 import orjson
 
-from gateway.core.faces import IndexEntry
 from gateway.wire.kserve import protobuf as pb
 from gateway.wire.kserve.request_view import unparseable
 from gateway.wire.kserve.response_view import broken
 from gateway.wire.kserve.tensor_message import encode_tensor, read_tensor
 
-SHARED_MEMORY_EXTENSIONS = frozenset(("system_shared_memory", "cuda_shared_memory"))
+REFUSED_EXTENSIONS = frozenset(
+    ("system_shared_memory", "cuda_shared_memory", "trace", "logging", "model_repository(unload_dependents)")
+)
+"""Extensions of which the gateway serves nothing. `model_repository` is not among them: its index is served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,9 @@ class ServerMetadata:
     version: str
     extensions: tuple[str, ...]
 
-    def without_shared_memory(self) -> ServerMetadata:
+    def without_refused(self) -> ServerMetadata:
         """The same without the extensions that the gateway refuses."""
-        kept = tuple(each for each in self.extensions if each not in SHARED_MEMORY_EXTENSIONS)
+        kept = tuple(each for each in self.extensions if each not in REFUSED_EXTENSIONS)
         return replace(self, extensions=kept)
 
     def to_json(self) -> bytes:
@@ -106,7 +108,7 @@ def decode_bool(message: bytes) -> bool:
 
 
 def encode_model_request(name: str, version: str = "") -> bytes:
-    """A serialized `ModelReadyRequest`, `ModelMetadataRequest` or `ModelConfigRequest`."""
+    """A serialized `ModelReadyRequest`, `ModelMetadataRequest`, `ModelConfigRequest` or `ModelStatisticsRequest`."""
     return _text(1, name) + _text(2, version)
 
 
@@ -121,6 +123,18 @@ def decode_model_request(message: bytes, what: str = "ModelMetadataRequest") -> 
     except pb.WireError as error:
         raise unparseable(what, error) from None
     return names[1], names[2]
+
+
+def check_request(message: bytes, what: str, text: int = 0) -> None:
+    """Raise `GatewayError` if the bytes of a request of which nothing matters are no message. `text` is the number of
+    its only field, a string; 0: it has none.
+    """
+    try:
+        for number, wire, a, b in pb.fields(message, 0, len(message)):
+            if number == text and wire == pb.LEN:
+                pb.text(message, a, b)
+    except pb.WireError as error:
+        raise unparseable(what, error) from None
 
 
 def decode_model_metadata(message: bytes) -> ModelMetadata:
@@ -160,22 +174,3 @@ def decode_server_metadata(message: bytes) -> ServerMetadata:
     except pb.WireError as error:
         raise broken(str(error)) from None
     return ServerMetadata(names[1], names[2], tuple(extensions))
-
-
-def decode_index(message: bytes) -> tuple[IndexEntry, ...]:
-    """A replica's `RepositoryIndexResponse`."""
-    entries: list[IndexEntry] = []
-    try:
-        for number, wire, start, stop in pb.fields(message, 0, len(message)):
-            if number != 1:
-                continue
-            pb.expect(wire, pb.LEN, 1, stop)
-            names = {1: "", 2: "", 3: "", 4: ""}
-            for inner, inner_wire, a, b in pb.fields(message, start, stop):
-                if inner in names:
-                    pb.expect(inner_wire, pb.LEN, inner, b)
-                    names[inner] = pb.text(message, a, b)
-            entries.append(IndexEntry(names[1], names[2], names[3], names[4]))
-    except pb.WireError as error:
-        raise broken(str(error)) from None
-    return tuple(entries)

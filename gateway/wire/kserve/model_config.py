@@ -16,6 +16,12 @@ from gateway.wire.kserve.response_view import broken
 from gateway.wire.kserve.tensor_message import read_shape
 
 _KIND_GPU = 1
+_CONTROL_SEQUENCE_CORRID = 3
+_TYPE_STRING = 13
+_SEQUENCE_IDLE_S = 1.0
+"""Triton's default."""
+_ENSEMBLE_IDLE_S = 60.0
+"""An ensemble's own configuration does not say whether its parts are stateful, nor how long they keep a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,9 @@ class ModelConfigSummary:
     `instances` is how many executions one replica runs at once: over all groups, per listed GPU, passive ones left out,
     at least 1 (an ensemble has no groups of its own). `batches`: Triton merges several calls into one execution.
     `inputs` lack the batch dimension, which exists where `max_batch_size` is at least 1; `optional_inputs` are those
-    that may be missing in a request.
+    that may be missing in a request. `sequence`: calls belong to sequences; `corrid_is_text`: the model wants their
+    ids as strings; `sequence_idle_s`: a sequence that is silent for longer is dropped, None for a model that has none
+    (calls to an ensemble may belong to sequences of its parts).
     """
 
     max_batch_size: int = 0
@@ -33,6 +41,8 @@ class ModelConfigSummary:
     batches: bool = False
     decoupled: bool = False
     sequence: bool = False
+    corrid_is_text: bool = False
+    sequence_idle_s: float | None = None
     inputs: tuple[TensorMetadata, ...] = ()
     optional_inputs: frozenset[str] = frozenset()
 
@@ -51,7 +61,8 @@ def summarise_config(response: bytes) -> ModelConfigSummary:
 
 def _summarise(message: bytes, start: int, stop: int) -> ModelConfigSummary:
     batch = instances = 0
-    batches = decoupled = sequence = False
+    batches = decoupled = sequence = corrid_is_text = False
+    sequence_idle_s: float | None = None
     inputs: list[TensorMetadata] = []
     optional: set[str] = set()
     for number, wire, a, b in pb.fields(message, start, stop):
@@ -70,6 +81,10 @@ def _summarise(message: bytes, start: int, stop: int) -> ModelConfigSummary:
             batches = True
         elif number == 13:
             batches = sequence = True
+            corrid_is_text = corrid_is_text or _has_text_corrid(message, a, b)
+            sequence_idle_s = _sequence_idle_s(message, a, b)
+        elif number == 15:
+            sequence_idle_s = _ENSEMBLE_IDLE_S
         elif number == 19:
             decoupled = _is_decoupled(message, a, b)
     return ModelConfigSummary(
@@ -78,6 +93,8 @@ def _summarise(message: bytes, start: int, stop: int) -> ModelConfigSummary:
         batches=batches,
         decoupled=decoupled,
         sequence=sequence,
+        corrid_is_text=corrid_is_text,
+        sequence_idle_s=sequence_idle_s,
         inputs=tuple(inputs),
         optional_inputs=frozenset(optional),
     )
@@ -85,6 +102,36 @@ def _summarise(message: bytes, start: int, stop: int) -> ModelConfigSummary:
 
 def _is_decoupled(message: bytes, start: int, stop: int) -> bool:
     return any(number == 1 and wire == pb.VARINT and a != 0 for number, wire, a, _ in pb.fields(message, start, stop))
+
+
+def _sequence_idle_s(batching: bytes, start: int, stop: int) -> float:
+    """`max_sequence_idle_microseconds` of a `ModelSequenceBatching`; 0 stands for Triton's default."""
+    microseconds = 0
+    for number, wire, a, _ in pb.fields(batching, start, stop):
+        if number == 1 and wire == pb.VARINT:
+            microseconds = a
+    return microseconds / 1e6 if microseconds else _SEQUENCE_IDLE_S
+
+
+def _has_text_corrid(batching: bytes, start: int, stop: int) -> bool:
+    """Whether a `ModelSequenceBatching` hands the correlation id to the model as a string."""
+    for number, wire, a, b in pb.fields(batching, start, stop):
+        if number != 2 or wire != pb.LEN:
+            continue
+        for inner, inner_wire, c, d in pb.fields(batching, a, b):
+            if inner == 2 and inner_wire == pb.LEN and _is_text_corrid(batching, c, d):
+                return True
+    return False
+
+
+def _is_text_corrid(control: bytes, start: int, stop: int) -> bool:
+    kind = datatype = 0
+    for number, wire, a, _ in pb.fields(control, start, stop):
+        if number == 1 and wire == pb.VARINT:
+            kind = a
+        elif number == 4 and wire == pb.VARINT:
+            datatype = a
+    return kind == _CONTROL_SEQUENCE_CORRID and datatype == _TYPE_STRING
 
 
 def _read_input(message: bytes, start: int, stop: int) -> tuple[TensorMetadata, bool]:

@@ -1,0 +1,72 @@
+"""The certificate of the client ports: watched, checked, and handed to both protocols as one."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.core.faces import Files
+from gateway.policy.problems import START, PolicyError, Problems
+from gateway.policy.tls_files import NO_FILE, PemFile, TlsMaterial, expiry_warning, tls_material
+from gateway.policy.tls_schema import ServerTls
+from gateway.runtime.clock import Clock
+from gateway.runtime.tls import server_context
+from gateway.runtime.watched import Watched
+from gateway.runtime.workers import Workers
+
+_log = logging.getLogger("sluice.edge.tls")
+
+HTTP_ALPN = ("http/1.1",)
+
+
+@dataclass(frozen=True, slots=True)
+class PortTls:
+    """What both client ports show to those who connect now."""
+
+    material: TlsMaterial
+    http: ssl.SSLContext
+
+
+def watch_port_tls(
+    policy: ServerTls,
+    path_of: Callable[[str], str],
+    *,
+    files: Files,
+    workers: Workers,
+    clock: Clock,
+) -> Watched[PortTls]:
+    """The files of `policy`, watched."""
+    names = tuple(
+        path_of(name) if name else "" for name in (policy.certificate_file, policy.key_file, policy.client_ca_file)
+    )
+
+    def make(contents: tuple[bytes, ...]) -> PortTls:
+        certificate, key, ca = (
+            PemFile(name, data) if name else NO_FILE for name, data in zip(names, contents, strict=True)
+        )
+        material = tls_material(certificate, key, ca)
+        try:
+            context = server_context(
+                material.certificate, material.key, material.ca, policy.client_certificate, HTTP_ALPN
+            )
+        except ValueError as error:
+            problems = Problems()
+            problems.add(names[0], START, (), str(error), "make certificate and key anew, RSA 2048 or P-256")
+            problems.raise_if_any()
+            raise AssertionError("there is a problem") from error
+        warning = expiry_warning(material, clock.wall_s())
+        if warning:
+            _log.warning("the certificate of the client ports (%s) %s", names[0], warning)
+        return PortTls(material, context)
+
+    return Watched(
+        "the certificate of the client ports",
+        names,
+        policy.refresh_s,
+        make=make,
+        files=files,
+        workers=workers,
+        errors=(PolicyError,),
+    )

@@ -1,0 +1,84 @@
+"""NVIDIA's unmodified perf_analyzer through Sluice: another client that must notice no difference.
+
+Its set-up is part of the test: without the wheel that carries it, the tests fail and say what is missing.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from deploy.local import LocalFleet
+from load.perf_analyzer import options
+from load.perf_tool import PerfAnalyzer, ensure_perf_analyzer, run_perf_analyzer
+from tests.support.gateway_process import GatewayProcess
+
+TIMEOUT_S = 60.0
+INTERVAL_MS = 400
+ANY_STABILITY = 999
+
+
+@pytest.fixture(scope="module")
+def perf_analyzer() -> PerfAnalyzer:
+    return ensure_perf_analyzer()
+
+
+def _options(
+    address: str, protocol: Literal["http", "grpc"], *more: str, streaming: bool = False, model: str = "fraud-lite"
+) -> list[str]:
+    return options(
+        model=model,
+        address=address,
+        protocol=protocol,
+        streaming=streaming,
+        concurrency=4,
+        interval_ms=INTERVAL_MS,
+        stability_percent=ANY_STABILITY,
+        trials=3,
+        more=more,
+    )
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_it_runs_against_triton_itself(
+    perf_analyzer: PerfAnalyzer, fleet: LocalFleet, protocol: Literal["http", "grpc"]
+) -> None:
+    spec = fleet["triton-0"].spec
+    address = spec.http_address if protocol == "http" else spec.grpc_address
+    found = run_perf_analyzer(perf_analyzer, _options(address, protocol), timeout_s=TIMEOUT_S)
+    assert found.requests
+    assert found.server_inferences
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_it_runs_through_sluice_and_reads_the_servers_statistics(
+    perf_analyzer: PerfAnalyzer, gateway: GatewayProcess, protocol: Literal["http", "grpc"]
+) -> None:
+    address = gateway.http if protocol == "http" else gateway.grpc
+    found = run_perf_analyzer(perf_analyzer, _options(address, protocol), timeout_s=TIMEOUT_S)
+    assert found.requests
+    assert found.p99_us is not None
+    # By Triton's counts over the whole fleet: what it sent, give or take what was out when a window began or ended.
+    assert found.server_inferences is not None
+    assert abs(found.server_inferences - found.requests) <= 4 * 3 * 2
+
+
+@pytest.mark.parametrize("form", ["json", "binary"])
+def test_it_runs_through_sluice_with_tensors_in_either_form(
+    perf_analyzer: PerfAnalyzer, gateway: GatewayProcess, form: str
+) -> None:
+    forms = ["--input-tensor-format", form, "--output-tensor-format", form]
+    found = run_perf_analyzer(perf_analyzer, _options(gateway.http, "http", *forms), timeout_s=TIMEOUT_S)
+    assert found.requests
+    assert found.p99_us is not None
+
+
+@pytest.mark.parametrize("target", ["triton", "sluice"])
+def test_it_runs_over_streams(
+    perf_analyzer: PerfAnalyzer, fleet: LocalFleet, gateway: GatewayProcess, target: str
+) -> None:
+    address = fleet["triton-0"].spec.grpc_address if target == "triton" else gateway.grpc
+    found = run_perf_analyzer(perf_analyzer, _options(address, "grpc", streaming=True), timeout_s=TIMEOUT_S)
+    assert found.requests
+    assert found.p99_us is not None

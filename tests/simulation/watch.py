@@ -1,0 +1,145 @@
+"""What can only be judged while it happens: slots, sends to where a model is gone, streams that work for nobody."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.fleet.model_record import HELD_MAX_S
+from tests.simulation.network_stream import NetworkStream
+from tests.simulation.scenario import HOST, POOL, RECOVERY_S
+from tests.simulation.stream_entrance import MARK
+
+if TYPE_CHECKING:
+    from tests.simulation.run import House, World
+
+QUIET_EVERY = 16
+"""The waiting places are looked at each so-many-th time that nothing is ready: each time would double a run's cost."""
+
+Key = tuple[str, str, str]
+"""(machine, model, version)."""
+
+
+class Watch:
+    """Sees every inference leave the gateway and end, and judges what only shows at that moment."""
+
+    def __init__(self, world: World, house: House) -> None:
+        self._world = world
+        self._house = house
+        self._out: Counter[Key] = Counter()
+        self._streaming: dict[int, Key] = {}
+        """Calls that are out on an upstream stream: they hold their slot until their reply is closed."""
+        self._quiet = 0
+
+    def begin(self, machine: str, message: bytes) -> object:
+        world = self._world
+        request = pb.ModelInferRequest.FromString(message)
+        question = request.raw_input_contents[0] if request.raw_input_contents else b""
+        if not question.startswith(b"call-"):
+            return None  # a warm-up's: it holds no slot
+        report, key = world.report, (machine, request.model_name, request.model_version)
+        name, number = question[:10].decode(), int(question[5:10])
+        report.sent_to[number], report.sent_on_s[number] = (key[0], key[2]), world.loop.time()
+        world.trace.add("send", name, *key)
+        report.sends[question] += 1
+        self._out[key] += 1
+        slots = self._house.slots(*key)
+        if slots is not None and self._out[key] > slots:
+            report.violate(f"{name}: {self._out[key]} calls in flight on {' '.join(key)}, which has {slots} slots")
+        gone_s = world.machines[machine].gone_s(*key[1:], black_hole=world.network.black_since_s.get(machine))
+        if gone_s is not None and gone_s > world.scenario.detection_s:
+            report.violate(
+                f"{name} was sent to {' '.join(key)}, which has not been able to answer for {gone_s:.3f} s; "
+                f"it should have been noticed within {world.scenario.detection_s:.3f} s"
+            )
+        if number in report.by_stream:
+            self._streaming[number] = key
+        return key, question, number
+
+    def call_ended(self, number: int) -> None:
+        """The stack has done with a call."""
+        key = self._streaming.pop(number, None)
+        if key is not None:
+            self._out[key] -= 1
+
+    def call_finished(self, number: int) -> None:
+        """A reply says that the replica is done with the call."""
+        for stream in self._streams():
+            if any(isinstance(token, tuple) and token[2] == number for token in stream.tokens.values()):
+                text = f"call-{number:05d} is said to be finished, and its last response has not come"
+                self._world.report.violate(text)
+
+    def session_ended(self, request_id: str) -> None:
+        """Nothing of a stream may outlive it."""
+        for stream in self._streams():
+            if (MARK, request_id) in stream.metadata:
+                self._world.report.violate(f"{request_id} has ended, but a stream of its is open upstream")
+
+    def _streams(self) -> Iterator[NetworkStream]:
+        for client in self._world.network.clients:
+            yield from client.streams
+
+    def end(self, token: object) -> None:
+        if isinstance(token, tuple):
+            key, question, _ = token
+            self._out[key] -= 1
+            self._world.report.out_until_s[question] = self._world.loop.time()
+
+    def quiet(self) -> None:
+        """Nothing is ready: whoever holds a slot has sent, and nobody waits beside a free one."""
+        self._quiet += 1
+        if self._quiet % QUIET_EVERY:
+            return
+        out: Counter[tuple[str, str]] = Counter()
+        for (_, model, version), count in self._out.items():
+            out[model, version] += count
+        for model, version, state in self._house.waiting_places():
+            in_flight, waiting = state["in_flight"], state["waiting"]
+            if in_flight != out[model, version]:
+                text = f"{in_flight} slots are held, but {out[model, version]} calls are out"
+                self._world.report.violate(f"{model} {version}: {text}")
+            waiting -= state["waiting_pinned"]
+            if waiting and in_flight < state["limit"] and self._has_free_slot(model, version, state):
+                self._world.report.violate(f"{model} {version}: {waiting} calls wait although a slot is free")
+            for replica, count in state["steps_by_replica"].items():
+                slots = self._house.slots(replica.partition("/")[2], model, version)
+                if slots is not None and state["in_flight_by_replica"].get(replica, 0) < slots:
+                    text = f"{count} steps of sequences wait for {replica}, where a slot is free"
+                    self._world.report.violate(f"{model} {version}: {text}")
+        for stream in self._streams():
+            self._nobody_left(stream)
+
+    def _nobody_left(self, stream: NetworkStream) -> None:
+        """An upstream stream works for somebody: else it must have been cancelled."""
+        numbers = [token[2] for token in stream.tokens.values() if isinstance(token, tuple)]
+        ended = self._world.report.ended_calls
+        if numbers and len(numbers) == len(stream.tokens) and all(number in ended for number in numbers):
+            text = f"an upstream stream is open for call-{numbers[0]:05d} alone, and that has ended"
+            self._world.report.violate(text)
+
+    def recovered(self) -> None:
+        """All faults are over for long enough: every machine that can be found must take calls of all its versions."""
+        world = self._world
+        for machine in world.machines:
+            if machine.partition(":")[0] not in world.network.names[HOST]:
+                continue
+            for spec in world.scenario.specs:
+                for version in spec.versions:
+                    # What went out of service again and again is held out on purpose; others serve it meanwhile.
+                    held_s = self._house.held_until_s(machine, spec.name, version) - world.loop.time()
+                    if held_s > HELD_MAX_S:
+                        world.report.violate(f"{machine} is held out of {spec.name} {version} for {held_s:.1f} s")
+                    if self._house.slots(machine, spec.name, version) is None and held_s <= 0:
+                        text = f"{machine} gets no calls of {spec.name} {version} yet"
+                        world.report.violate(f"{text}, {RECOVERY_S:g} s after the last fault")
+
+    def _has_free_slot(self, model: str, version: str, state: Mapping[str, Any]) -> bool:
+        held: Mapping[str, int] = state["in_flight_by_replica"]
+        for machine in self._world.machines:
+            slots = self._house.slots(machine, model, version)
+            if slots is not None and held.get(f"{POOL}/{machine}", 0) < slots:
+                return True
+        return False

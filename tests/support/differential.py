@@ -1,0 +1,86 @@
+"""One request, sent to Triton and through Sluice, and a judge: both answers say the same, but for rows of the table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from gateway.edge.deviations import DEVIATIONS
+from tests.support.differential_compare import Comparison
+from tests.support.differential_grpc import GrpcSent, GrpcSide
+from tests.support.differential_http import HttpSent, HttpSide
+from tests.support.differential_rows import ROWS
+
+COMPANIONS = frozenset({"more-headers", "error-type"})
+"""Rows that come with other rows and alone; they are not named by the tests that meet them."""
+
+IDS = frozenset(row.id for row in DEVIATIONS)
+assert set(ROWS) <= IDS, f"rows that the table does not have: {sorted(set(ROWS) - IDS)}"
+
+
+def explained_by(row_id: str, comparison: Comparison) -> frozenset[str]:
+    """The differences of `comparison` that this row of the table accounts for."""
+    judge = ROWS.get(row_id)
+    return frozenset(comparison.differences) & judge(comparison) if judge else frozenset()
+
+
+class Differential:
+    """Two servers. `comparisons` counts, `exercised` says how often each row was needed."""
+
+    def __init__(self, direct: tuple[str, str], through: tuple[str, str]) -> None:
+        """Addresses for HTTP and for gRPC."""
+        self.http = (HttpSide(direct[0]), HttpSide(through[0]))
+        self.grpc = (GrpcSide(direct[1]), GrpcSide(through[1]))
+        self.comparisons = 0
+        self.exercised: Counter[str] = Counter()
+
+    def close(self) -> None:
+        for side in (*self.http, *self.grpc):
+            side.close()
+
+    def compare(self, sent: HttpSent | GrpcSent) -> Comparison:
+        """Both answers, not judged."""
+        sides: Any = self.http if isinstance(sent, HttpSent) else self.grpc
+        return Comparison(sent, *(side.ask(sent) for side in sides))
+
+    def check(self, sent: HttpSent | GrpcSent, *rows: str) -> Comparison:
+        """The same answers but for these rows, each of which must be met."""
+        return self.judge(self.compare(sent), *rows)
+
+    def check_any(self, sent: HttpSent | GrpcSent) -> Comparison:
+        """The same answers but for whichever rows."""
+        comparison = self.compare(sent)
+        self._needed(comparison)
+        return comparison
+
+    def check_rows(self, sent: HttpSent | GrpcSent) -> set[str]:
+        """The rows that account for all differences, companions included."""
+        return self._needed(self.compare(sent))
+
+    def judge(self, comparison: Comparison, *rows: str) -> Comparison:
+        needed = self._needed(comparison) - COMPANIONS
+        assert needed == set(rows), f"rows met: {sorted(needed)}, expected: {sorted(rows)}\n{comparison}"
+        return comparison
+
+    def talk(self, data: bytes, *rows: str, count: int = 1, **options: Any) -> list[Comparison]:
+        """The same for bytes on a connection of their own, answered by `count` answers; the rows are the last one's."""
+        target = data.partition(b" ")[2].partition(b" ")[0].decode("latin-1")
+        sent = HttpSent(data, data.partition(b" ")[0].decode("latin-1"), target)
+        direct, through = (side.talk(data, count, **options) for side in self.http)
+        assert len(direct) == len(through) or rows, f"{direct} and {through}"
+        found = [Comparison(sent, a, b) for a, b in zip(direct, through, strict=False)]
+        return [self.judge(each, *(rows if each is found[-1] else ())) for each in found]
+
+    def _needed(self, comparison: Comparison) -> set[str]:
+        self.comparisons += 1
+        left = set(comparison.differences)
+        needed: set[str] = set()
+        # A row is needed if it explains what no row before it does: the wide ones come last.
+        for row_id in sorted(ROWS, key=lambda name: name not in COMPANIONS):
+            found = explained_by(row_id, comparison) & left
+            if found:
+                needed.add(row_id)
+                left -= found
+        assert not left, f"not in the table of deviations: {sorted(left)}\n{comparison}"
+        self.exercised.update(needed)
+        return needed

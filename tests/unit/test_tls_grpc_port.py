@@ -1,0 +1,163 @@
+"""TLS on the gRPC port: certificates that change, peers, addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from gateway.core.call import ANONYMOUS, Identity
+from gateway.core.credentials import Credentials, Peer
+from gateway.core.reply import Reply
+from gateway.decide.bytebudget import ByteBudget
+from gateway.edge.explain import Explainer
+from gateway.edge.grpc_server import GrpcServer
+from gateway.edge.grpc_tls import GrpcPeers, GrpcPortTls, address_of
+from gateway.edge.headers import HeaderReader
+from gateway.policy.schema import GrpcLimits
+from gateway.policy.tls_files import TlsMaterial
+from gateway.runtime.clock import SystemClock
+from tests.support.certificates import Authority, Pair
+from tests.support.grpc_edge import ANSWER, SERVICE, Events, OneModel
+from tests.support.service import ScriptedService
+
+CA = Authority()
+WAIT_S = 20.0
+
+
+def material(pair: Pair, ca: bytes = CA.certificate) -> TlsMaterial:
+    return TlsMaterial(pair.certificate, pair.key, ca)
+
+
+class Whoever:
+    """Takes everybody, and remembers their peers."""
+
+    def __init__(self) -> None:
+        self.peers: list[Peer] = []
+
+    def identify(self, credentials: Credentials) -> Identity:
+        self.peers.append(credentials.peer)
+        return ANONYMOUS
+
+
+@asynccontextmanager
+async def port(source: Callable[[], TlsMaterial], door: Whoever, *, required: bool = False) -> AsyncIterator[str]:
+    server = GrpcServer(
+        service=ScriptedService(lambda call: Reply(ANSWER)),
+        catalogue=OneModel(),  # type: ignore[arg-type,unused-ignore]
+        authenticator=door,
+        reader=HeaderReader(("*",), random.Random(1)),
+        explainer=Explainer(1),
+        budget=ByteBudget(1 << 20),
+        observer=Events(),
+        limits=GrpcLimits(),
+        receive_bytes_max=1 << 20,
+        chance=random.Random(2),
+        clock=SystemClock(),
+        tls=GrpcPortTls(source, client_certificate_required=required),
+        handshake_timeout_ms=500,
+        peers=GrpcPeers(addresses=True, certificates=True),
+    )
+    address = await server.start("127.0.0.1:0")
+    try:
+        async with asyncio.timeout(WAIT_S):
+            yield address.replace("127.0.0.1", "localhost")
+    finally:
+        await server.aclose()
+
+
+async def ask(address: str, pair: Pair | None = None) -> Any:
+    credentials = grpc.ssl_channel_credentials(
+        CA.certificate, None if pair is None else pair.key, None if pair is None else pair.certificate
+    )
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
+        return await channel.unary_unary(SERVICE + "ServerMetadata")(b"", timeout=10)
+
+
+async def serial(address: str) -> bytes:
+    """The certificate that somebody new is shown."""
+    context = CA.client_context()
+    context.set_alpn_protocols(["h2"])
+    host, _, number = address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(number), ssl=context)
+    tls = writer.get_extra_info("ssl_object")
+    assert tls.selected_alpn_protocol() == "h2"
+    shown: bytes = tls.getpeercert(True)
+    writer.close()
+    return shown
+
+
+def der(pair: Pair) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(pair.certificate.decode())
+
+
+async def test_new_connections_get_the_new_certificate_and_old_ones_live_on() -> None:
+    first, second = CA.server(), CA.server()
+    current = [material(first)]
+    async with port(lambda: current[0], Whoever()) as address:
+        credentials = grpc.ssl_channel_credentials(CA.certificate)
+        async with grpc.aio.secure_channel(address, credentials) as channel:
+            method = channel.unary_unary(SERVICE + "ServerMetadata")
+            assert await method(b"", timeout=10)
+            assert await serial(address) == der(first)
+            current[0] = material(second)
+            assert [await serial(address), await serial(address)] == [der(second), der(second)]
+            assert await method(b"", timeout=10)
+            assert channel.get_state() is grpc.ChannelConnectivity.READY
+
+
+async def test_the_peer_and_its_certificate_are_told() -> None:
+    server, shop = CA.server(), CA.pair("", uris=("spiffe://cluster/ns/shop",))
+    door = Whoever()
+    async with port(lambda: material(server), door, required=True) as address:
+        for _ in range(2):
+            assert await ask(address, shop)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await ask(address)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert [peer.address in ("127.0.0.1", "::1") for peer in door.peers] == [True, True]
+    certificates = [peer.certificate for peer in door.peers]
+    assert certificates[0] is not None
+    assert certificates[0].uris == ("spiffe://cluster/ns/shop",)
+    assert certificates[1] is certificates[0], "it was read once"
+
+
+async def test_where_no_certificate_is_asked_for_none_is_told() -> None:
+    server = CA.server()
+    door = Whoever()
+    async with port(lambda: material(server), door) as address:
+        assert await ask(address, CA.pair("shop"))
+    assert door.peers[0].certificate is None
+
+
+async def test_a_handshake_that_does_not_begin_is_ended() -> None:
+    server = CA.server()
+    async with port(lambda: material(server), Whoever()) as address:
+        host, _, number = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(number))
+        assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.7:55000", "10.0.0.7"),
+        ("ipv6:%5B::1%5D:55000", "::1"),
+        ("ipv6:[2001:db8::1]:1", "2001:db8::1"),
+        ("ipv6:%5Bfe80::1%25eth0%5D:1", "fe80::1%eth0"),
+        ("unix:/tmp/socket", ""),
+        ("", ""),
+        ("uds:x", ""),
+    ],
+)
+def test_the_library_s_peers_are_read(peer: str, address: str) -> None:
+    assert address_of(peer) == address
