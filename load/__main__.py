@@ -12,14 +12,21 @@ import importlib
 import signal
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from deploy.local import LocalFleetError
-from load.errors import LoadError
+from load.errors import LoadError, UsageError
 
-COMMANDS: dict[str, str] = {"compare": "Sluice beside Envoy, or beside calls without a proxy, in interleaved rounds"}
-"""Name to what it is for. `load/<name>.py` has `configure(parser)` and `run(arguments) -> int`."""
+COMMANDS: dict[str, str] = {
+    "compare": "Sluice beside Envoy, or beside calls without a proxy, in interleaved rounds",
+    "connections": "what thousands of idle HTTP connections cost the gateway, and whether others feel them",
+    "perf-analyzer": "NVIDIA's own load generator, unmodified, through Sluice or directly",
+    "soak": "steady load of every kind for a long time: what grows, and do calls take longer?",
+    "run": "a scenario as open-loop load, with a verdict, figures and pictures",
+}
+"""Name to what it is for. `load/<name>.py`, with `_` for `-`, has `configure(parser)` and `run(arguments) -> int`."""
 
-FAILED, INTERRUPTED = 1, 128 + signal.SIGINT
+FAILED, USAGE, INTERRUPTED = 1, 2, 128 + signal.SIGINT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,11 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             name, help=purpose, description=purpose + ".", formatter_class=argparse.RawDescriptionHelpFormatter
         )
         if name == chosen:
-            importlib.import_module(f"load.{name}").configure(sub)
+            _module(name).configure(sub)
     arguments = parser.parse_args(words)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        code = importlib.import_module(f"load.{chosen}").run(arguments)
+        code = _module(str(chosen)).run(arguments)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
     except (LoadError, LocalFleetError) as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
@@ -52,6 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, before)
     assert isinstance(code, int)
     return code
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"load.{name.replace('-', '_')}")
 
 
 def _interrupt(number: int, frame: object) -> None:

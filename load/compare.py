@@ -21,29 +21,31 @@ import uvloop
 from load import accounting
 from load.closed_loop import ClosedLoop, Measured, answers
 from load.connection import Connection
-from load.errors import LoadError
-from load.figures import Reading, Round, comparison, table
+from load.errors import LoadError, UsageError
+from load.figures import RATIOS, Reading, Round, comparison, table
 from load.grpc_connection import GrpcConnection
 from load.http_connection import HttpConnection
 from load.inputs import Calls, IdentityInputs
 from load.rig import Rig, Side, rig
+from load.verdict import EXIT_CODES, ROUNDS_MIN
 
-EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 3}
 SETTLE_S = 15.0
 SLOTS_MIN = 16
 
 EXAMPLE = """\
 examples:
-  python -m load compare --peer envoy --protocol http
+  python -m load compare --peer envoy --protocol http --limit cpu=1.0
   python -m load compare --peer direct --protocol grpc --concurrency 16 --rounds 7 --seconds 3 --json -
 
 Each round drives both sides for --seconds, one right after the other, who comes first changing from round to round.
 Callers are a closed loop: each sends its next call when its last one has ended. Every call has inputs of its own, a
 deadline, x-request-id and traceparent, and every answer is compared with what it must be.
 
-exit codes: 0 all answers right and the design's goal reached (envoy: CPU per call at or below Envoy's; direct over
-gRPC with 16 callers or more: at least as many calls per second; else there is none); 1 not; 2 wrong usage;
-3 inconclusive (too much other work on the machine); 130 interrupted"""
+Ratios are Sluice's figure over the peer's, medians over the rounds. One whose rounds are fewer than seven, mostly
+disturbed, or too far apart is marked inconclusive, and so is a --limit that they can neither keep nor miss clearly.
+
+exit codes: 0 all answers right and every --limit kept; 1 not; 2 wrong usage; 3 a --limit is inconclusive;
+130 interrupted"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +53,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
     parser.add_argument("--peer", choices=("envoy", "direct"), required=True, help="what Sluice is compared with")
     parser.add_argument("--protocol", choices=("http", "grpc"), required=True, help="what the callers speak")
-    parser.add_argument("--rounds", type=_positive_int, default=7, metavar="N", help="default: 7")
+    parser.add_argument("--rounds", type=_positive_int, default=ROUNDS_MIN, metavar="N", help="default: 7")
+    parser.add_argument("--limit", type=_limit, action="append", default=[], metavar="RATIO=LIMIT",
+                        help=f"judge a ratio, of {', '.join(RATIOS)}: at most the limit, rps at least; "
+                        "may be repeated")  # fmt: skip
     parser.add_argument("--concurrency", type=_positive_int, default=16, metavar="N",
                         help="callers, each with a connection of its own (default: 16)")  # fmt: skip
     parser.add_argument("--seconds", type=_positive, default=3.0, metavar="S",
@@ -70,6 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the comparison. Returns its exit code."""
     if arguments.json not in (None, "-") and not Path(arguments.json).absolute().parent.is_dir():
         raise LoadError(f"--json: there is no folder for {arguments.json}")
+    limits = dict(arguments.limit)
+    if "cpu" in limits and arguments.peer == "direct":
+        raise UsageError("--limit cpu: calls without a proxy have no proxy CPU to compare with; use --peer envoy")
     setting = _setting(arguments)
     up = rig(
         arguments.peer,
@@ -81,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with up as ready, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         rounds = runner.run(_rounds(Comparison(ready, arguments), arguments.rounds))
-    result = comparison(arguments.peer, arguments.protocol, arguments.concurrency, rounds, setting)
+    result = comparison(arguments.peer, arguments.protocol, arguments.concurrency, rounds, setting, limits)
     text = json.dumps(result, indent=1)
     if arguments.json == "-":
         print(text)
@@ -230,6 +238,13 @@ def _setting(arguments: argparse.Namespace) -> dict[str, Any]:
         "machine": accounting.machine_name(),
         "load_average_before": round(os.getloadavg()[0], 2),
     }
+
+
+def _limit(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    if name not in RATIOS:
+        raise argparse.ArgumentTypeError(f"{name or text!r} is none of {', '.join(RATIOS)}; write for example cpu=1.0")
+    return name, _positive(value)
 
 
 def _positive_int(text: str) -> int:

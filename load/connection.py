@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from load.inputs import LoadCall
@@ -13,8 +13,12 @@ Done = Callable[[str], None]
 WRONG_ANSWER = "wrong answer"
 NO_ANSWER = "no answer"
 CONNECTION = "connection"
+NO_HEADERS: Mapping[str, str] = {}
 GRACE_S = 1.0
 """How long after a call's deadline its caller still waits before it counts as `NO_ANSWER`."""
+
+Part = Callable[[], None]
+"""Told of each response of a stream, the last one included, when it has come."""
 
 
 class Connection(Protocol):
@@ -30,3 +34,18 @@ class Connection(Protocol):
 
     async def aclose(self) -> None:
         """Close the connection; a call that is out ends with an error."""
+
+
+class Sender(Protocol):
+    """Many calls at a time, over as many connections as that takes."""
+
+    def send(self, call: LoadCall, done: Done, part: Part | None = None) -> None:
+        """Send a call at once. `done` is called once, as a `Connection` does it; `part` before it for each response of
+        a stream, and never for a call that has one answer.
+        """
+
+    def check(self, now_s: float) -> None:
+        """Give up calls that have got no answer for too long. `now_s` is the running loop's time."""
+
+    async def aclose(self) -> None:
+        """Close all connections; calls that are out end with an error."""

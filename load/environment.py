@@ -1,6 +1,7 @@
 """The environment `.load`: what only the lab needs, installed when it is first needed, from `requirements.lock`.
 
-A stamp written last holds the lock's hash; a folder without the right stamp is removed and built anew.
+A stamp written last holds the lock's hash; without the right one everything but `KEPT` is removed and
+built anew.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from load.errors import LoadError
 ENVIRONMENT_DIR = ROOT / ".load"
 LOCK_FILE = Path(__file__).resolve().parent / "requirements.lock"
 _STAMP = ".sluice-stamp"
+KEPT = frozenset({"perf_analyzer"})
+"""Folders of tools that have a stamp of their own."""
 
 
 def ensure_envoy(directory: Path = ENVIRONMENT_DIR, progress: Progress = print_progress) -> Path:
@@ -37,8 +40,12 @@ def ensure_envoy(directory: Path = ENVIRONMENT_DIR, progress: Progress = print_p
 
 
 def _build(directory: Path) -> None:
-    if directory.exists():
-        shutil.rmtree(directory)
+    for entry in directory.iterdir() if directory.exists() else ():
+        if entry.is_dir() and not entry.is_symlink():
+            if entry.name not in KEPT:
+                shutil.rmtree(entry)
+        else:
+            entry.unlink()
     _run([sys.executable, "-m", "venv", str(directory)], "apt-get install -y python3-venv, then try again")
     (directory / ".gitignore").write_text("*\n", encoding="ascii")
     pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "--no-deps", "--require-hashes"]

@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class LoadError(Exception):
     """A run cannot start or go on. The message says what happened, where, and what to do next."""
+
+
+class UsageError(LoadError):
+    """What was asked for makes no sense. The command ends with 2."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
-Verdict = Literal["pass", "fail", "inconclusive"]
+from load.verdict import ROUNDS_MIN, Limit, Verdict, judge, passed, spread, worst
 
 TIMER_LATE_MS_MAX = 10.0
 """A window in which the generator's own timers came later than this at p99 says nothing about the servers."""
 OTHERS_CORES_MAX = 0.25
 """Nor does one in which other processes of the machine took more CPUs than this."""
-CLEAR_SHARE = 0.75
-"""Rounds that must be beyond a limit before a median beyond it is a failure and not noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +53,6 @@ class Round:
         return self.sluice.disturbed or self.peer.disturbed
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A goal: a ratio of Sluice to the peer that has to be at most, or at least, `limit`."""
-
-    name: str
-    ratio: str
-    at_most: bool
-    limit: float
-
-    def beyond(self, value: float) -> bool:
-        """True if this value misses the goal."""
-        return value > self.limit if self.at_most else value < self.limit
-
-
 RATIOS: dict[str, Callable[[Reading], float | None]] = {
     "cpu": lambda reading: reading.cpu_us_per_call,
     "p50": lambda reading: reading.p50_ms,
@@ -77,18 +61,13 @@ RATIOS: dict[str, Callable[[Reading], float | None]] = {
 }
 """Ratio to the figure that it is made from."""
 
-CALLERS_FOR_RATE = 16
-"""With fewer callers a hop more can only cost rate; with so many, what one connection to Triton saves can outweigh it.
-"""
+AT_LEAST = frozenset({"rps"})
+"""Ratios of which more is better; of the others, less is."""
 
 
-def goals(peer: str, protocol: str, concurrency: int) -> tuple[Check, ...]:
-    """The goals of the project's design for a comparison; none where the design sets none."""
-    if peer == "envoy":
-        return (Check("CPU per call at or below the peer's", "cpu", True, 1.0),)
-    if protocol == "grpc" and concurrency >= CALLERS_FOR_RATE:
-        return (Check("at least as many calls per second as direct", "rps", False, 1.0),)
-    return ()
+def limit_of(ratio: str, value: float) -> Limit:
+    """The limit of a ratio: at least for rates, at most for costs and times."""
+    return Limit(value, at_most=ratio not in AT_LEAST)
 
 
 _MEDIANS = (
@@ -117,58 +96,65 @@ def ratios_of(rounds: Sequence[Round], name: str) -> list[float]:
     return [ours / theirs for ours, theirs in pairs if ours is not None and theirs]
 
 
-def judge(check: Check, values: Sequence[float], disturbed: int) -> Verdict:
-    """Whether a goal is reached. `values` has one ratio per round, of which `disturbed` rounds were disturbed.
-
-    Inconclusive: more than half of the rounds disturbed, no ratio at all, or a median beyond the limit while fewer
-    than three rounds in four are.
-    """
-    if not values or disturbed * 2 > len(values):
-        return "inconclusive"
-    if not check.beyond(median(values)):
-        return "pass"
-    return "fail" if sum(map(check.beyond, values)) >= CLEAR_SHARE * len(values) else "inconclusive"
+def doubt(values: Sequence[float], disturbed: int) -> str | None:
+    """Why a ratio is inconclusive by itself, whatever it is compared with; None if it is not."""
+    if len(values) < ROUNDS_MIN:
+        return f"{len(values)} rounds have it; {ROUNDS_MIN} are needed"
+    if disturbed * 2 > len(values):
+        return "more than half of the rounds were disturbed by other work"
+    found = spread(values)
+    return f"the rounds disagree: {found.low:.2f} to {found.high:.2f}" if found.disagree else None
 
 
 def comparison(
-    peer: str, protocol: str, concurrency: int, rounds: Sequence[Round], setting: dict[str, Any]
+    peer: str,
+    protocol: str,
+    concurrency: int,
+    rounds: Sequence[Round],
+    setting: dict[str, Any],
+    limits: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """The JSON of a comparison.
 
     `ratios` are medians of each round's own ratio, so that a machine that slows down over the rounds does not move
-    them; so they need not be exactly the ratios of the two sides' medians. The verdict: an error or a wrong answer
-    anywhere fails; else it is that of the goals.
+    them; so they need not be exactly the ratios of the two sides' medians. `spread` says how much the rounds agree, and
+    `inconclusive` names the ratios that say nothing, with the reason. The verdict: an error or a wrong answer anywhere
+    fails; else it is that of `limits` (ratio to its limit), and `pass` without any.
     """
     sides = {
         "sluice": side_figures([each.sluice for each in rounds]),
         peer: side_figures([each.peer for each in rounds]),
     }
+    disturbed = sum(each.disturbed for each in rounds)
     ratios: dict[str, float | None] = {}
-    spread: dict[str, list[float] | None] = {}
+    spreads: dict[str, dict[str, float] | None] = {}
+    inconclusive: dict[str, str] = {}
     for name in RATIOS:
         values = ratios_of(rounds, name)
         ratios[name] = round(median(values), 3) if values else None
-        spread[name] = [round(min(values), 3), round(max(values), 3)] if values else None
-    disturbed = sum(each.disturbed for each in rounds)
+        spreads[name] = _spread_figures(values) if values else None
+        reason = doubt(values, disturbed) if values else None
+        if reason is not None:
+            inconclusive[name] = reason
     errors = sum(side["errors"] for side in sides.values())
     checks: list[dict[str, Any]] = [
         {"name": "every call answered, and right", "limit": 0, "measured": errors, "pass": not errors}
     ]
     verdicts: list[Verdict] = ["fail" if errors else "pass"]
-    for check in goals(peer, protocol, concurrency):
-        verdict = judge(check, ratios_of(rounds, check.ratio), disturbed)
+    for name, value in (limits or {}).items():
+        limit = limit_of(name, value)
+        verdict = judge(ratios_of(rounds, name), limit, rounds_min=ROUNDS_MIN, disturbed=disturbed)
         verdicts.append(verdict)
-        measured = ratios[check.ratio]
-        passed = None if verdict == "inconclusive" else verdict == "pass"
-        checks.append({"name": check.name, "limit": check.limit, "measured": measured, "pass": passed})
-    verdict = next((each for each in ("fail", "inconclusive") if each in verdicts), "pass")
+        words = f"{name} ratio at {'most' if limit.at_most else 'least'} {value:g}"
+        checks.append({"name": words, "limit": value, "measured": ratios[name], "pass": passed(verdict)})
     return {
         "protocol": protocol,
         "concurrency": concurrency,
         "sides": sides,
         "ratios": ratios,
-        "ratios_min_max": spread,
-        "verdict": verdict,
+        "spread": spreads,
+        "inconclusive": inconclusive,
+        "verdict": worst(verdicts),
         "checks": checks,
         "disturbed_rounds": disturbed,
         "setting": setting,
@@ -176,10 +162,16 @@ def comparison(
     }
 
 
+def _spread_figures(values: Sequence[float]) -> dict[str, float]:
+    found = spread(values)
+    figures = {"mad": found.mad, "low": found.low, "high": found.high, "min": min(values), "max": max(values)}
+    return {name: round(value, 3) for name, value in figures.items()}
+
+
 def table(result: dict[str, Any]) -> str:
     """A comparison for people."""
     (ours, sluice), (peer, theirs) = result["sides"].items()
-    rows: list[tuple[str, ...]] = [("", ours, peer, "ratio", "min..max")]
+    rows: list[tuple[str, ...]] = [("", ours, peer, "ratio", "95 % interval", "min..max", "")]
     for label, name, ratio, form in (
         ("calls", "calls", "", "{:.0f}"),
         ("errors", "errors", "", "{:.0f}"),
@@ -192,13 +184,15 @@ def table(result: dict[str, Any]) -> str:
         ("generator CPU us/call", "generator_cpu_us_per_call", "", "{:.0f}"),
         ("others' CPUs", "others_cores", "", "{:.2f}"),
     ):
-        value, spread = (result["ratios"].get(ratio), result["ratios_min_max"].get(ratio))
+        value, around = result["ratios"].get(ratio), result["spread"].get(ratio)
         rows.append(
             (
                 label,
                 *("-" if side[name] is None else form.format(side[name]) for side in (sluice, theirs)),
                 "" if value is None else f"{value:.2f}",
-                "" if spread is None else f"{spread[0]:.2f}..{spread[1]:.2f}",
+                "" if around is None else f"{around['low']:.2f}..{around['high']:.2f}",
+                "" if around is None else f"{around['min']:.2f}..{around['max']:.2f}",
+                "inconclusive" if ratio in result["inconclusive"] else "",
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -209,6 +203,7 @@ def table(result: dict[str, Any]) -> str:
     kinds = {name: side["error_kinds"] for name, side in result["sides"].items() if side["error_kinds"]}
     if kinds:
         lines.append(f"errors: {kinds}")
+    lines += [f"{name} is inconclusive: {reason}" for name, reason in result["inconclusive"].items()]
     for check in result["checks"]:
         word = {True: "pass", False: "fail", None: "inconclusive"}[check["pass"]]
         lines.append(f"{word}: {check['name']} (measured {check['measured']}, limit {check['limit']})")

@@ -7,12 +7,13 @@ rate. Every comparison says what it was (`generator_cpu_us_per_call`).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import grpc
 from grpc import aio
 
-from load.connection import CONNECTION, WRONG_ANSWER, Done
-from load.inputs import IdentityInputs, LoadCall
+from load.connection import CONNECTION, NO_HEADERS, WRONG_ANSWER, Done
+from load.inputs import Inputs, LoadCall
 
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _OPTIONS = [
@@ -23,20 +24,25 @@ _OPTIONS = [
 
 
 class GrpcConnection:
-    """A `Connection` to host:port. The deadline is the call's own, so the library ends every call in time."""
+    """A `Connection` to host:port that can also carry many calls at a time. The deadline is the call's own, so the
+    library ends every call in time. `headers` go with every call as metadata, so their names are lower case.
+    """
 
-    def __init__(self, address: str, inputs: IdentityInputs) -> None:
+    def __init__(self, address: str, inputs: Inputs, headers: Mapping[str, str] = NO_HEADERS) -> None:
         self._inputs = inputs
+        self._metadata = tuple(headers.items())
         self._channel = aio.insecure_channel(address, options=_OPTIONS)
         self._method = self._channel.unary_unary(_METHOD, None, None)
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, call: LoadCall, done: Done) -> None:
-        self._task = asyncio.ensure_future(self._send(call, done))
+        task = asyncio.ensure_future(self._send(call, done))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _send(self, call: LoadCall, done: Done) -> None:
-        metadata = (("x-request-id", call.request_id), ("traceparent", call.traceparent))
-        message = self._inputs.grpc_message(call.number)
+        metadata = (("x-request-id", call.request_id), ("traceparent", call.traceparent), *self._metadata)
+        message = self._inputs.grpc_message(call.row)
         try:
             answer = await self._method(message, timeout=call.deadline_ms / 1000, metadata=metadata)
         except aio.AioRpcError as error:
@@ -46,13 +52,16 @@ class GrpcConnection:
             done(CONNECTION)
             raise
         else:
-            done("" if self._inputs.grpc_right(answer, call.number) else WRONG_ANSWER)
+            right = not call.checked or self._inputs.grpc_right(answer, call.row)
+            done("" if right else WRONG_ANSWER)
 
     def check(self, now_s: float) -> None:
         pass  # see the class
 
     async def aclose(self) -> None:
         await self._channel.close()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 SUB_BUCKET_BITS = 7
 _SUB_BUCKETS = 1 << SUB_BUCKET_BITS
@@ -47,6 +48,29 @@ class Histogram:
         self.count += other.count
         self.clipped += other.clipped
         self.largest_ns = max(self.largest_ns, other.largest_ns)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain data; `from_json` makes the same again. A bucket is [its lowest value, its count]."""
+        return {
+            "unit": "ns",
+            "count": self.count,
+            "clipped": self.clipped,
+            "largest": self.largest_ns,
+            "buckets": [[lowest, count] for lowest, _, count in self.buckets()],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Histogram:
+        """What `to_json` gave. Raises ValueError for data that no histogram gave."""
+        made = cls()
+        for lowest, count in data["buckets"]:
+            if not 0 <= lowest <= cls.highest_ns or count < 1:
+                raise ValueError(f"no histogram has a bucket of {count} at {lowest}")
+            made._buckets[_index(lowest)] += count
+        made.count, made.clipped, made.largest_ns = data["count"], data["clipped"], data["largest"]
+        if sum(made._buckets) != made.count:
+            raise ValueError(f"its buckets do not hold the {made.count} durations that it claims")
+        return made
 
     def quantile_ns(self, share: float) -> float:
         """The duration that `share` of the counts (above 0, at most 1) do not exceed: the middle of its bucket, and

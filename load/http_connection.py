@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import cast
 
 import httptools
 
-from load.connection import CONNECTION, GRACE_S, NO_ANSWER, WRONG_ANSWER, Done
-from load.inputs import IdentityInputs, LoadCall
+from load.connection import CONNECTION, GRACE_S, NO_ANSWER, NO_HEADERS, WRONG_ANSWER, Done
+from load.inputs import Inputs, LoadCall
 
 CONNECT_TIMEOUT_S = 5.0
 
 
 class HttpConnection:
-    """A `Connection` to host:port."""
+    """A `Connection` to host:port. `headers` go with every call."""
 
-    def __init__(self, address: str, inputs: IdentityInputs) -> None:
+    def __init__(self, address: str, inputs: Inputs, headers: Mapping[str, str] = NO_HEADERS) -> None:
         host, _, port = address.rpartition(":")
         self._host, self._port = host, int(port)
         self._inputs = inputs
+        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).replace("%", "%%")
         self._head = (
-            f"POST {inputs.path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n"
+            f"POST /v2/models/{inputs.model}/infer HTTP/1.1\r\nhost: {address}\r\n{inputs.http_headers}{more}"
             "content-length: %d\r\nx-request-timeout-ms: %d\r\nx-request-id: %b\r\ntraceparent: %b\r\n\r\n"
         ).encode()
         self._wire: _Wire | None = None
@@ -42,7 +44,7 @@ class HttpConnection:
     def _write(self, wire: _Wire) -> None:
         call = self._call
         assert call is not None
-        body = self._inputs.http_body(call.number)
+        body = self._inputs.http_body(call.row)
         head = self._head % (len(body), call.deadline_ms, call.request_id.encode(), call.traceparent.encode())
         wire.write(head + body)
 
@@ -71,7 +73,8 @@ class HttpConnection:
         if status != 200:
             self._end(f"status {status}")
         else:
-            self._end("" if self._inputs.http_right(body, call.number) else WRONG_ANSWER)
+            right = not call.checked or self._inputs.http_right(body, call.row)
+            self._end("" if right else WRONG_ANSWER)
 
     def lost(self, wire: _Wire) -> None:
         """The connection is gone, or what came over it is not HTTP."""

@@ -8,89 +8,177 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import Any, Literal, Protocol
 
 VALUES = 12
 _FIXED = (0.5, -1.25, 3.0, 1024.0, -0.0625, 17.75, 2.5, -300.0, 0.125, 99.5)
 """The rest of a row; all exact in FP32, so that an answer can be compared without a tolerance."""
-_PACK = struct.Struct(f"<{VALUES}f")
+_FIXED_JSON = ",".join(map(repr, _FIXED)).encode()
 _HALF = 1 << 20
+_ACCEL_ROWS = 1 << 14
+_ACCEL_STEPS = 1 << 22
+"""FP32 tells 1 from 1 + 1 / 2**22, whatever both are multiplied by."""
+_DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadCall:
-    """One call to be made. `number` is unique in a run; inputs and ids follow from it."""
+    """One call to be made. `number` is unique in a run and makes its ids; `row` says which inputs it carries."""
 
     number: int
     request_id: str
     traceparent: str
     deadline_ms: int
+    row: int
+    checked: bool
+    """Whether its answer is compared with what it must be."""
 
 
 class Calls:
-    """An endless supply of calls. `run` (any 32-bit number) sets the ids of different runs apart."""
+    """An endless supply of calls. `run` (any 32-bit number) sets the ids of different runs apart.
 
-    def __init__(self, run: int, deadline_ms: int) -> None:
+    `rows`: after so many calls the inputs begin anew. `check_share`: of so many of them the answer is checked, evenly.
+    """
+
+    def __init__(self, run: int, deadline_ms: int, *, rows: int = 1 << 40, check_share: float = 1.0) -> None:
         self._run = run & 0xFFFFFFFF
-        self._deadline_ms = deadline_ms
+        self.deadline_ms = deadline_ms
+        self._rows = rows
+        self._check_share = check_share
         self._number = 0
 
-    def next(self) -> LoadCall:
-        """The next call."""
+    def next(self, row: int = -1, deadline_ms: int | None = None) -> LoadCall:
+        """The next call; with the next row unless one is named, and the run's deadline unless there is less left."""
         self._number = number = self._number + 1
+        share = self._check_share
         return LoadCall(
             number=number,
             request_id=f"load-{self._run:08x}-{number}",
             traceparent=f"00-{self._run:016x}{number:016x}-{number:016x}-01",
-            deadline_ms=self._deadline_ms,
+            deadline_ms=self.deadline_ms if deadline_ms is None else deadline_ms,
+            row=(number if row < 0 else row) % self._rows,
+            checked=share >= 1.0 or int(number * share) > int((number - 1) * share),
         )
 
 
-class IdentityInputs:
-    """A row of twelve FP32 values for the model `identity`, which must come back as they were sent."""
+Form = Literal["json", "binary"]
+"""How tensors travel over HTTP: as JSON, or with KServe's binary extension in both directions."""
 
-    model = "identity"
-    path = "/v2/models/identity/infer"
 
-    def __init__(self) -> None:
-        name, datatype = b"INPUT_FP32", b"FP32"
+class Inputs(Protocol):
+    """The rows of one model, in every form that a protocol wants. Rows are numbers from 0."""
+
+    model: str
+    http_headers: str
+    """Header lines of the request that say what its body is, each with its line end."""
+
+    def http_body(self, row: int) -> bytes:
+        """The request's body."""
+
+    def grpc_message(self, row: int) -> bytes:
+        """The `inference.ModelInferRequest`."""
+
+    def http_right(self, body: bytes, row: int) -> bool:
+        """Whether this body answers the row."""
+
+    def grpc_right(self, message: bytes, row: int) -> bool:
+        """Whether this `inference.ModelInferResponse` answers the row."""
+
+
+class _Fp32Row:
+    """A row of FP32 values in one tensor, which must come back as it was sent in the first output of the answer."""
+
+    model: str
+
+    def __init__(self, sent: str, outputs: tuple[str, ...], shape: tuple[int, ...], form: Form) -> None:
+        self._outputs, self._shape, self._binary = outputs, list(shape), form == "binary"
+        self._pack = struct.Struct(f"<{prod(shape)}f")
         # ModelInferRequest: 1 model_name; 5 inputs {1 name, 2 datatype, 3 shape}; 7 raw_input_contents.
-        tensor = _field(1, name) + _field(2, datatype) + _field(3, bytes((VALUES,)))
-        self._head = _field(1, self.model.encode()) + _field(5, tensor) + bytes((7 << 3 | 2, _PACK.size))
-        fixed = ",".join(map(repr, _FIXED)).encode()
-        self._before = b'{"inputs":[{"name":"INPUT_FP32","datatype":"FP32","shape":[%d],"data":[' % VALUES
-        self._after = b"," + fixed + b"]}]}"
+        tensor = _field(1, sent.encode()) + _field(2, b"FP32") + _field(3, bytes(shape))
+        self._message = _field(1, self.model.encode()) + _field(5, tensor) + bytes((7 << 3 | 2, self._pack.size))
+        head: dict[str, Any] = {"name": sent, "datatype": "FP32", "shape": self._shape}
+        if self._binary:
+            head["parameters"] = {"binary_data_size": self._pack.size}
+            request = {"inputs": [head], "parameters": {"binary_data_output": True}}
+            self._head = json.dumps(request, separators=(",", ":")).encode()
+            self.http_headers = (
+                f"content-type: application/octet-stream\r\ninference-header-content-length: {len(self._head)}\r\n"
+            )
+        else:
+            text = json.dumps({"inputs": [{**head, "data": []}]}, separators=(",", ":"))
+            self._head, self._tail = (part.encode() for part in text.split("[]"))
+            self.http_headers = "content-type: application/json\r\n"
 
-    @staticmethod
-    def values(number: int) -> tuple[float, ...]:
-        """The row of a call; different for each number below 2**40."""
-        return (float(number % _HALF), float(number // _HALF % _HALF), *_FIXED)
+    def values(self, row: int) -> tuple[float, ...]:
+        raise NotImplementedError
 
-    def http_body(self, number: int) -> bytes:
-        """The JSON body of a call."""
-        return b"%b%d,%d%b" % (self._before, number % _HALF, number // _HALF % _HALF, self._after)
+    def _json_values(self, row: int) -> bytes:
+        return ",".join(map(repr, self.values(row))).encode()
 
-    def grpc_message(self, number: int) -> bytes:
-        """The `inference.ModelInferRequest` of a call."""
-        return self._head + _PACK.pack(*self.values(number))
+    def http_body(self, row: int) -> bytes:
+        if self._binary:
+            return self._head + self._pack.pack(*self.values(row))
+        return b"%b[%b]%b" % (self._head, self._json_values(row), self._tail)
 
-    def http_right(self, body: bytes, number: int) -> bool:
-        """Whether this JSON answers the call: exactly its values came back."""
+    def grpc_message(self, row: int) -> bytes:
+        return self._message + self._pack.pack(*self.values(row))
+
+    def http_right(self, body: bytes, row: int) -> bool:
         try:
-            (output,) = json.loads(body)["outputs"]
-            return (output["name"], output["datatype"], output["shape"], tuple(output["data"])) == (
-                "OUTPUT_FP32", "FP32", [VALUES], self.values(number),
-            )  # fmt: skip
-        except (ValueError, KeyError, TypeError):
+            head, end = _DECODER.raw_decode(body.decode("latin-1"))
+            outputs = head["outputs"]
+            if tuple(output["name"] for output in outputs) != self._outputs:
+                return False
+            output = outputs[0]
+            if (output["datatype"], output["shape"]) != ("FP32", self._shape):
+                return False
+            if self._binary:
+                sizes = [each["parameters"]["binary_data_size"] for each in outputs]
+                found = body[end : end + self._pack.size]
+                whole = sizes[0] == self._pack.size and end + sum(sizes) == len(body)
+                return whole and found == self._pack.pack(*self.values(row))
+            return end == len(body) and self._pack.pack(*output["data"]) == self._pack.pack(*self.values(row))
+        except (ValueError, KeyError, TypeError, IndexError, OverflowError, struct.error):
             return False
 
-    def grpc_right(self, message: bytes, number: int) -> bool:
-        """Whether this `inference.ModelInferResponse` answers the call: exactly its values came back."""
+    def grpc_right(self, message: bytes, row: int) -> bool:
         try:
             contents = [value for field, value in _fields(message) if field == 6]
         except (IndexError, ValueError):
             return False
-        return contents == [_PACK.pack(*self.values(number))]
+        return len(contents) == len(self._outputs) and contents[0] == self._pack.pack(*self.values(row))
+
+
+class IdentityInputs(_Fp32Row):
+    """Twelve FP32 values for the model `identity`, which must come back as they were sent."""
+
+    model = "identity"
+
+    def __init__(self, form: Form = "json") -> None:
+        super().__init__("INPUT_FP32", ("OUTPUT_FP32",), (VALUES,), form)
+
+    def values(self, row: int) -> tuple[float, ...]:
+        """The row; different for each number below 2**40."""
+        return (float(row % _HALF), float(row // _HALF % _HALF), *_FIXED)
+
+    def _json_values(self, row: int) -> bytes:
+        return b"%d,%d,%b" % (row % _HALF, row // _HALF % _HALF, _FIXED_JSON)
+
+
+class AccelInputs(_Fp32Row):
+    """One FP32 value for the model `accel`: the work, in its units, which decides how long it takes. To make rows
+    distinct it is up to 0.4 % more than `work`; there are 16,384 different ones.
+    """
+
+    model = "accel"
+
+    def __init__(self, form: Form = "json", work: float = 1.0) -> None:
+        super().__init__("work", ("work", "execution"), (1, 1), form)
+        self._work = work
+
+    def values(self, row: int) -> tuple[float, ...]:
+        return (self._work * (1 + row % _ACCEL_ROWS / _ACCEL_STEPS),)
 
 
 def _field(number: int, value: bytes) -> bytes:

@@ -12,14 +12,56 @@ from deploy.local import ServerSpec
 from deploy.local.layout import ROOT
 from load.child import Child
 
+POOL = "cpu"
+
+
+def model_policy(
+    model: str, *, deadline_ms: int, slots: int | None = None, override: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The policy of one model, as plain data. What `override` says holds instead, mappings key by key.
+
+    `slots` is how many calls one replica may have in flight. The default follows from Triton's configuration and lets
+    the rest wait in the gateway; a comparison wants both sides to put the same load on Triton.
+    """
+    policy: dict[str, Any] = {
+        "model": model,
+        "pool": POOL,
+        "objective": {"p99_ms": min(100, deadline_ms)},
+        "deadline": {"default_ms": deadline_ms, "max_ms": deadline_ms},
+        "ladder": "none",
+        "impact": "The load lab counts an error.",
+    }
+    if slots is not None:
+        policy["admission"] = {"slots_per_replica": slots, "queue_max": 4 * slots}
+    return policy if override is None else _merged(policy, override)
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merged(below, value)
+        else:
+            merged[key] = value
+    return merged
+
 
 def write_policies(
-    directory: Path, model: str, replicas: list[ServerSpec], listen: Mapping[str, str], *, slots: int, deadline_ms: int
+    directory: Path,
+    model: str,
+    replicas: list[ServerSpec],
+    listen: Mapping[str, str],
+    *,
+    slots: int | None,
+    deadline_ms: int,
+    gateway: Mapping[str, Any] | None = None,
+    override: Mapping[str, Any] | None = None,
 ) -> None:
     """Write `fleet.yaml` and the model's file (JSON is YAML). Records go to `directory`/records.
 
-    `slots` is how many calls one replica may have in flight. The default would follow from Triton's configuration and
-    let the rest wait in the gateway; a comparison wants both sides to put the same load on Triton.
+    `gateway` has more keys for the fleet's `gateway`; slots and override are `model_policy`'s. For several models it is
+    called for each.
     """
     static = [
         {
@@ -30,19 +72,16 @@ def write_policies(
         for spec in replicas
     ]
     fleet: dict[str, Any] = {
-        "pools": {"cpu": {"replicas": {"static": static}}},
-        "gateway": {"listen": dict(listen), "state_dir": "state", "drain": {"announce_s": 0, "finish_s": 5}},
+        "pools": {POOL: {"replicas": {"static": static}}},
+        "gateway": {
+            "listen": dict(listen),
+            "state_dir": "state",
+            "drain": {"announce_s": 0, "finish_s": 5},
+            **(gateway or {}),
+        },
         "records": {"dir": "records"},
     }
-    policy: dict[str, Any] = {
-        "model": model,
-        "pool": "cpu",
-        "objective": {"p99_ms": 100},
-        "deadline": {"default_ms": deadline_ms, "max_ms": deadline_ms},
-        "ladder": "none",
-        "impact": "The load lab counts an error.",
-        "admission": {"slots_per_replica": slots, "queue_max": 4 * slots},
-    }
+    policy = model_policy(model, deadline_ms=deadline_ms, slots=slots, override=override)
     (directory / "models").mkdir(parents=True, exist_ok=True)
     (directory / "fleet.yaml").write_text(json.dumps(fleet, indent=1), encoding="utf-8")
     (directory / "models" / f"{model}.yaml").write_text(json.dumps(policy, indent=1), encoding="utf-8")

@@ -1,0 +1,176 @@
+"""One scenario on one target, once: the senders, the run, and what the kernel says of it meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+
+from load import accounting
+from load.arrivals import schedule
+from load.clock import KernelClock
+from load.closed_loop import answers
+from load.connection import NO_HEADERS, Sender
+from load.errors import LoadError
+from load.grpc_connection import GrpcConnection
+from load.http_connection import HttpConnection
+from load.inputs import AccelInputs, Calls, IdentityInputs, Inputs
+from load.open_loop import Moment, OpenLoopResult, Traffic, run_open_loop
+from load.run_figures import Machine
+from load.scenario import LoadedScenario
+from load.scenario_schema import TrafficSpec
+from load.senders import Multiplexed, Pool
+from load.soak_streams import EventStreams, GrpcStreams, Tokens
+
+SETTLE_S = 15.0
+_GC_THRESHOLD = 50_000
+"""New objects between two collections of the youngest generation; Python's own 700 would mean several per 1,000 calls.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where calls go: host:port per protocol, and the processes whose work is accounted, if they are known."""
+
+    name: str
+    addresses: dict[str, str]
+    gateway_pid: int | None = None
+    server_pids: Callable[[], Sequence[int]] | None = None
+    """Of the Tritons and their stubs, as they are now. None: not known, and then neither is what others do."""
+
+
+async def drive(
+    scenario: LoadedScenario, target: Target, *, run: int, on_second: Callable[[Moment], None]
+) -> tuple[OpenLoopResult, Machine]:
+    """Wait until the target answers, then run. `run` sets the ids of this run's calls apart. Raises LoadError."""
+    spec = scenario.spec
+    senders = [sender_of(each, target) for each in spec.traffic]
+    traffic = [
+        Traffic(each.name, sender, _calls(each, run + index), streams=each.model == "streamer")
+        for index, (each, sender) in enumerate(zip(spec.traffic, senders, strict=True))
+    ]
+    processes = [(each.name, process) for each, process in zip(spec.traffic, scenario.arrivals, strict=True)]
+    watch = _Watch(target, spec.duration_s)
+
+    def second(moment: Moment) -> None:
+        watch.look(moment.elapsed_s)
+        on_second(moment)
+
+    try:
+        await asyncio.gather(*(map(_settle, spec.traffic, senders, repeat(target.name))))
+        with _few_collections():
+            result = await run_open_loop(
+                schedule(processes, seed=spec.seed, warm_up_s=spec.warm_up_s, until_s=spec.duration_s),
+                traffic,
+                clock=KernelClock(),
+                duration_s=spec.duration_s,
+                in_flight_max=spec.in_flight_max,
+                on_second=second,
+            )
+    finally:
+        await asyncio.gather(*(sender.aclose() for sender in senders))
+    return result, watch.machine()
+
+
+def inputs_of(each: TrafficSpec) -> Inputs:
+    """The inputs of a kind of traffic."""
+    return AccelInputs(each.body, each.work) if each.model == "accel" else IdentityInputs(each.body)
+
+
+def _calls(each: TrafficSpec, run: int) -> Calls:
+    return Calls(run, each.deadline_ms, rows=each.distinct_inputs, check_share=each.check_share)
+
+
+def sender_of(each: TrafficSpec, target: Target) -> Sender:
+    """What the calls of a kind of traffic are sent through. Raises LoadError if the target lacks its protocol."""
+    address = target.addresses.get(each.protocol)
+    if address is None:
+        raise LoadError(f"the traffic {each.name} speaks {each.protocol}, for which {target.name} has no address")
+    if each.model == "streamer":
+        if each.protocol == "http":
+            return EventStreams(address, delay_ms=each.response_gap_ms, tokens=each.responses)
+        return GrpcStreams(address, Tokens(delay_ms=each.response_gap_ms, tokens=each.responses))
+    headers = NO_HEADERS if each.priority is None else {"x-sluice-priority": each.priority}
+    if each.protocol == "http":
+        return Pool(partial(HttpConnection, address, inputs_of(each), headers))
+    return Multiplexed(partial(GrpcConnection, address, inputs_of(each), headers), each.connections)
+
+
+async def _settle(each: TrafficSpec, sender: Sender, target: str) -> None:
+    """Return when the target gives a right answer to this traffic. Raises LoadError."""
+    error = await answers(sender, Calls(0, max(each.deadline_ms, 1000)), SETTLE_S)
+    if error:
+        raise LoadError(
+            f"{target} gives no right answer to the traffic {each.name} ({each.model} over {each.protocol}): {error}; "
+            "if it was started here, run it again with --keep and read the logs"
+        )
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """What exists stays out of collections, and there are few: each of them makes sends late."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    at_s: float
+    generator_s: float
+    gateway_s: float | None
+    servers_s: float | None
+    machine_s: float
+
+
+class _Watch:
+    """What the kernel counts between the start of what is measured and its end."""
+
+    def __init__(self, target: Target, duration_s: float) -> None:
+        self._target = target
+        self._end_s = duration_s + 0.5
+        self._first: _Look | None = None
+        self._last: _Look | None = None
+        self._rss_bytes: int | None = None
+
+    def look(self, elapsed_s: float) -> None:
+        """Called each second of the run."""
+        if elapsed_s < 0 or elapsed_s > self._end_s:
+            return
+        pid, pids = self._target.gateway_pid, self._target.server_pids
+        try:
+            self._last = _Look(
+                at_s=time.monotonic(),
+                generator_s=time.process_time(),
+                gateway_s=None if pid is None else accounting.cpu_s(pid),
+                servers_s=None if pids is None else accounting.cpu_s_of(pids()),
+                machine_s=accounting.machine_busy_s(),
+            )
+            self._rss_bytes = None if pid is None else accounting.rss_bytes(pid)
+        except OSError as error:
+            raise LoadError(f"a process of {self._target.name} has ended in the run: {error}") from error
+        self._first = self._first or self._last
+
+    def machine(self) -> Machine:
+        """What was found."""
+        first, last = self._first, self._last
+        if first is None or last is None:
+            return Machine(0.0)
+        generator_s = last.generator_s - first.generator_s
+        gateway_s = None if last.gateway_s is None or first.gateway_s is None else last.gateway_s - first.gateway_s
+        others: float | None = None
+        if last.servers_s is not None and first.servers_s is not None and last.at_s > first.at_s:
+            ours_s = generator_s + (gateway_s or 0.0) + last.servers_s - first.servers_s
+            others = max(0.0, (last.machine_s - first.machine_s - ours_s) / (last.at_s - first.at_s))
+        return Machine(generator_s, gateway_s, self._rss_bytes, others)

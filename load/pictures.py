@@ -1,0 +1,124 @@
+"""The pictures of an open-loop run, from its JSON: latency over time, its distribution, offered against done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from load.errors import LoadError
+from load.histogram import Histogram
+from load.svg import COLOURS, Axis, Line, chart, nice_range
+
+_LOG_FROM = 30.0
+"""Latencies are shown on a logarithmic scale if the largest is so many times the smallest."""
+
+
+def write_pictures(result: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write the pictures of a result, named after its scenario, into `folder`, which is made if it is not there.
+
+    A picture that would be empty is left out. Raises LoadError if the folder cannot be written to.
+    """
+    made = {
+        "latency": latency_over_time(result),
+        "distribution": distribution(result),
+        "throughput": offered_and_done(result),
+    }
+    written: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for kind, picture in made.items():
+            if picture:
+                path = folder / f"{result['scenario']}-{kind}.svg"
+                path.write_text(picture, encoding="utf-8")
+                written.append(path)
+    except OSError as error:
+        raise LoadError(f"the pictures cannot be written: {error}; name another folder with --pictures") from error
+    return written
+
+
+def latency_over_time(result: Mapping[str, Any]) -> str:
+    """Median, p99 and largest latency of the calls that were meant to be sent in each second; "" without any."""
+    rows = [row for row in result["seconds"] if row["offered"]]
+    kinds = (("max", "max_ms"), ("p99", "p99_ms"), ("p50", "p50_ms"))
+    values = [row[name] for row in rows for _, name in kinds if row[name] is not None]
+    if not values:
+        return ""
+    scale = _scale(values)
+    lines = [
+        Line(label, [(row["at_s"] + 0.5, row[name]) for row in rows], COLOURS[place])
+        for place, (label, name) in zip((1, 5, 0), kinds, strict=True)
+    ]
+    y = Axis("latency from the intended send time, ms", *nice_range(values, scale), scale)
+    return chart(f"{result['scenario']}: latency over time", _about(result), _time(result), y, lines)
+
+
+def distribution(result: Mapping[str, Any]) -> str:
+    """Latency by percentile, each step to the right a tenth of the calls of the one before; "" without answers."""
+    histograms = {name: Histogram.from_json(data) for name, data in result["distribution"].items()}
+    histograms = {name: each for name, each in histograms.items() if each.count}
+    if not histograms:
+        return ""
+    curves = {name: _curve(each) for name, each in histograms.items()}
+    values = [value for curve in curves.values() for _, value in curve if value is not None]
+    scale = _scale(values)
+    rarest = max(100.0, *(each.count for each in histograms.values()))
+    ticks = [(1.0, "0 %"), (2.0, "50 %"), (10.0, "90 %"), (100.0, "99 %"), (1e3, "99.9 %"), (1e4, "99.99 %")]
+    ticks += [(1e5, "99.999 %"), (1e6, "99.9999 %")]
+    x = Axis("percentile of right answers", 1.0, rarest, "log", ticks)
+    y = Axis("latency from the intended send time, ms", *nice_range(values, scale), scale)
+    lines = [
+        Line(f"{name} ({histograms[name].count:,})", curve, COLOURS[place % len(COLOURS)])
+        for place, (name, curve) in enumerate(curves.items())
+    ]
+    return chart(f"{result['scenario']}: distribution of latency", _about(result), x, y, lines)
+
+
+def offered_and_done(result: Mapping[str, Any]) -> str:
+    """Calls per second: meant to be sent, answered right, failed; "" for a run without calls."""
+    rows = result["seconds"]
+    if not rows:
+        return ""
+    lines = [
+        Line("offered", [(row["at_s"] + 0.5, row["offered"]) for row in rows], COLOURS[0]),
+        Line("done", [(row["at_s"] + 0.5, row["ended"] - row["failed"]) for row in rows], COLOURS[2]),
+        Line("failed", [(row["at_s"] + 0.5, row["failed"]) for row in rows], COLOURS[1], dashed=True),
+    ]
+    top = [float(row[name]) for row in rows for name in ("offered", "ended")]
+    y = Axis("calls per second", *nice_range(top, "linear"))
+    return chart(f"{result['scenario']}: offered against done", _about(result), _time(result), y, lines)
+
+
+def _curve(histogram: Histogram) -> list[tuple[float, float | None]]:
+    """(1 / (1 - share), milliseconds): a point where each bucket begins and ends, so that the curve is a staircase of
+    the buckets. The largest value stands at the end.
+    """
+    points: list[tuple[float, float | None]] = []
+    seen, count = 0, histogram.count
+    for lowest, highest, inside in histogram.buckets():
+        value = min((lowest + highest) / 2, float(histogram.largest_ns)) / 1e6
+        points.append((count / (count - seen), value))
+        seen += inside
+        points.append((count / max(1, count - seen), value))
+    points.append((float(count), histogram.largest_ns / 1e6))
+    return points
+
+
+def _time(result: Mapping[str, Any]) -> Axis:
+    seconds = result["seconds"]
+    return Axis("time since the start of the measured part, s", 0.0, float(max(1, len(seconds))))
+
+
+def _scale(values: list[Any]) -> Literal["linear", "log"]:
+    positive = [value for value in values if value]
+    return "log" if positive and max(positive) / min(positive) >= _LOG_FROM else "linear"
+
+
+def _about(result: Mapping[str, Any]) -> list[str]:
+    setting, figures = result["setting"], result["figures"]
+    traffic = ", ".join(f"{name} ({each['model']}, {each['protocol']})" for name, each in setting["traffic"].items())
+    return [
+        f"{setting['target']}; {traffic}; {figures['offered']:,} calls in {setting['duration_s']:g} s; "
+        f"verdict {result['verdict']}",
+        f"{setting['started']}; {setting['machine']}; sends over 5 ms late: {figures['late_share']:.2%}",
+    ]
