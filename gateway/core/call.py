@@ -138,6 +138,7 @@ class Call:
         "arrived_wall_s",
         "body_bytes",
         "body_id",
+        "classified",
         "credentials",
         "cut",
         "deadline_s",
@@ -222,6 +223,8 @@ class Call:
         """The caller wants the end of a decoupled model's responses told by an empty last one
         (`triton_enable_empty_final_response`).
         """
+        self.classified: tuple[str, ...] = ()
+        """Outputs that the caller wants as classes."""
         self.decoupled = False
         """The routed version gives any number of responses per request; set by the route layer."""
         self.sequence: SequenceStep | None = None

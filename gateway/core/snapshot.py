@@ -71,6 +71,8 @@ class ModelView:
     """Mean batch size since the scrape before, batch elements per execution."""
     decoupled: bool = False
     """It gives any number of responses per request."""
+    text_outputs: frozenset[str] = frozenset()
+    """Outputs of datatype BYTES."""
     sequence_idle_s: float | None = None
     """Its calls may belong to sequences; a silent one is kept this long. None: they do not, or nobody knows yet."""
 
@@ -115,7 +117,16 @@ class FleetSnapshot:
     built.
     """
 
-    __slots__ = ("_candidates", "_decoupled", "_known", "_sequence_idle", "_versions", "number", "replicas")
+    __slots__ = (
+        "_candidates",
+        "_decoupled",
+        "_known",
+        "_sequence_idle",
+        "_text_outputs",
+        "_versions",
+        "number",
+        "replicas",
+    )
 
     def __init__(self, number: int, replicas: tuple[ReplicaView, ...]) -> None:
         self.number = number
@@ -126,6 +137,7 @@ class FleetSnapshot:
         known: dict[tuple[str, str], set[str]] = {}
         decoupled: set[tuple[str, str, str]] = set()
         sequence_idle: dict[tuple[str, str, str], float] = {}
+        text_outputs: dict[tuple[str, str, str], frozenset[str]] = {}
         for replica in replicas:
             for (name, version), model in replica.models.items():
                 if model.decoupled:
@@ -133,12 +145,15 @@ class FleetSnapshot:
                 if model.sequence_idle_s is not None:
                     key = (replica.pool, name, version)
                     sequence_idle[key] = max(model.sequence_idle_s, sequence_idle.get(key, 0.0))
+                if model.text_outputs:
+                    text_outputs[replica.pool, name, version] = model.text_outputs
                 known.setdefault((replica.pool, name), set()).add(version)
                 if replica.state is ReplicaState.LIVE and model.state is ModelState.WARMED:
                     candidates.setdefault((replica.pool, name, version), []).append(Candidate(replica.id, model.slots))
                     versions.setdefault((replica.pool, name), set()).add(version)
         self._decoupled = frozenset(decoupled)
         self._sequence_idle = sequence_idle
+        self._text_outputs = text_outputs
         self._candidates = {key: tuple(value) for key, value in candidates.items()}
         self._versions = {key: tuple(sorted(value, key=_version_key)) for key, value in versions.items()}
         self._known = {key: tuple(sorted(value, key=_version_key)) for key, value in known.items()}
@@ -162,6 +177,10 @@ class FleetSnapshot:
     def sequence_idle_s(self, pool: str, model: str, version: str) -> float | None:
         """How long replicas keep a silent sequence of this version, as far as any has said; None: it has none."""
         return self._sequence_idle.get((pool, model, version))
+
+    def text_outputs(self, pool: str, model: str, version: str) -> frozenset[str]:
+        """The outputs of this version that hold BYTES, as far as any replica has said."""
+        return self._text_outputs.get((pool, model, version), frozenset())
 
     @property
     def keys(self) -> tuple[tuple[str, str, str], ...]:

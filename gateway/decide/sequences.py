@@ -62,20 +62,28 @@ class Home:
 
 
 class Step:
-    """A call that belongs to a sequence. `session` is the stream that it came on, None for a single call; `waiter` is
-    the asker's, untouched here.
+    """A call that belongs to a sequence. `session` is the stream that it came on, None for a single call; `owner` is
+    the tenant who makes it; `waiter` is the asker's, untouched here.
     """
 
-    __slots__ = ("_entry", "_life", "end", "gone", "id", "sent", "session", "start", "version", "waiter")
+    __slots__ = ("_entry", "_life", "end", "gone", "id", "owner", "sent", "session", "start", "version", "waiter")
 
     def __init__(
-        self, version: str, sequence_id: SequenceId, *, start: bool, end: bool, session: object = None
+        self,
+        version: str,
+        sequence_id: SequenceId,
+        *,
+        start: bool,
+        end: bool,
+        session: object = None,
+        owner: str = "",
     ) -> None:
         self.version = version
         self.id = sequence_id
         self.start = start
         self.end = end
         self.session = session
+        self.owner = owner
         self.sent = False
         """The replica's connection has it: what is handed over later on the same stream arrives later."""
         self.gone = False
@@ -92,6 +100,8 @@ class Entered(enum.Enum):
     """As many steps of this sequence wait as may."""
     NO_ROOM = "no_room"
     """The table is full, and every sequence in it has a step under way."""
+    FOREIGN = "foreign"
+    """The sequence is another tenant's."""
 
 
 class Turn(NamedTuple):
@@ -112,10 +122,11 @@ class Ending(enum.Enum):
 
 
 class _Entry:
-    __slots__ = ("answered", "home", "key", "life", "lost", "steps", "touched_s")
+    __slots__ = ("answered", "home", "key", "life", "lost", "owner", "steps", "touched_s")
 
-    def __init__(self, key: tuple[str, SequenceId]) -> None:
+    def __init__(self, key: tuple[str, SequenceId], owner: str) -> None:
         self.key = key
+        self.owner = owner
         self.home: Home | None = None
         self.life = 0
         """Counts its beginnings: what the end of an earlier one tells is not about this one."""
@@ -165,13 +176,16 @@ class Sequences:
         if entry is None:
             if len(self._entries) >= self._live_max and not self._evict():
                 return Entered.NO_ROOM
-            entry = self._entries[key] = _Entry(key)
+            entry = self._entries[key] = _Entry(key, step.owner)
+        elif entry.owner != step.owner and not self._vacant(entry, step):
+            return Entered.FOREIGN
         elif not entry.steps:
             del self._idle[entry]
         elif len(entry.steps) > self._waiting_max:
             return Entered.FULL
         if not versioned:
             self._unversioned[step.id] = step.version
+        entry.owner = step.owner
         step._entry = entry
         entry.steps.append(step)
         if self._may_go(entry, len(entry.steps) - 1):
@@ -179,6 +193,12 @@ class Sequences:
             return Entered.GO
         self._waiting += 1
         return Entered.WAIT
+
+    @staticmethod
+    def _vacant(entry: _Entry, step: Step) -> bool:
+        """Whether another tenant may begin a sequence under this id: nothing is left of the one that had it."""
+        gone = entry.lost or entry.home is None or entry.home.gone
+        return step.start and gone and not entry.steps
 
     @staticmethod
     def _may_go(entry: _Entry, index: int) -> bool:

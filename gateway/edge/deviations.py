@@ -60,6 +60,20 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "Calls of one client may reach the gateway and the replica over several connections.",
     ),
     Deviation(
+        "classified-bytes",
+        "both",
+        "`classification` of an output of datatype BYTES ends the whole server (a division by zero).",
+        "400 / INVALID_ARGUMENT.",
+        "No caller may stop a server for everybody.",
+    ),
+    Deviation(
+        "sequence-owner",
+        "both",
+        "Whoever knows a sequence's id takes part in it.",
+        "403 / PERMISSION_DENIED for a step of a sequence that another tenant has under way.",
+        "Tenants must not read, or end, what others build up.",
+    ),
+    Deviation(
         "sequence-nul",
         "both",
         "A string `sequence_id` ends at its first NUL: what differs behind it is one sequence.",
@@ -324,6 +338,13 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "What two parsers read differently is a way to smuggle requests.",
     ),
     Deviation(
+        "split-bytes",
+        "HTTP",
+        "Where the body arrives in pieces, binary BYTES are 400 if one of their lengths lies in two of them.",
+        "How a body arrives makes no difference.",
+        "Neither a client nor a network knows where elements begin.",
+    ),
+    Deviation(
         "pipelining",
         "HTTP",
         "What is pipelined behind an inference is answered; what is pipelined behind anything else never is.",
@@ -363,8 +384,8 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         "json-text",
         "HTTP",
-        "Strings in a request's JSON that are not UTF-8 are taken as they are, and BYTES that are not UTF-8 are "
-        "written into an answer's JSON as they are.",
+        "Strings in a request's JSON that are not UTF-8, or that escape half of a character, are taken as they are; "
+        "BYTES that are not UTF-8 are written into an answer's JSON as they are.",
         "400: send, or ask for, such bytes as binary data.",
         "It is no JSON.",
     ),

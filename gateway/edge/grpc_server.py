@@ -337,6 +337,7 @@ class GrpcServer:
         call.model, call.version, call.body_id = head.model_name, head.model_version, head.id
         wants_end = head.parameters.get(EMPTY_FINAL)
         call.wants_end = wants_end is not None and wants_end.value is True
+        call.classified = head.classified
         try:
             check_version(head.model_version)
             if head.shared_memory:

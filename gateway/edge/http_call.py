@@ -285,6 +285,7 @@ class HttpCall:
         self.call.body_id = request.id
         self.call.message = request.message
         self.call.sequence = request.sequence
+        self.call.classified = request.classified
 
     def _reserve(self, size: int) -> bool:
         if not self._kit.budget.try_reserve(size - self._reserved):

@@ -130,5 +130,6 @@ class ModelRecord:
             compute_us=self.compute_us,
             batch_fill=self.batch_fill,
             decoupled=self.description is not None and self.description.summary.decoupled,
+            text_outputs=frozenset() if self.description is None else self.description.summary.text_outputs,
             sequence_idle_s=None if self.description is None else self.description.summary.sequence_idle_s,
         )

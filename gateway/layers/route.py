@@ -146,12 +146,25 @@ class RouteLayer:
                 service = sequences
         trail.version_routed = version
         call.decoupled = self._fleet.snapshot.decoupled(route.pool, route.model, version)
+        if call.classified:
+            self._check_classes(call, route, version)
         trail.routed_s = self._clock.now_s()
         if route.artifact_hashes is not None:
             trail.artifact_hash = route.artifact_hashes.get(version, "")
         if route.reserve_record is not None:
             call.reservation = route.reserve_record()
         return await service.send(call)
+
+    def _check_classes(self, call: Call, route: ModelRoute, version: str) -> None:
+        """Texts have no classes, and Triton 2.51 ends as a whole (a division by zero) when it is asked for them."""
+        texts = self._fleet.snapshot.text_outputs(route.pool, route.model, version)
+        for name in call.classified:
+            if name in texts:
+                raise GatewayError(
+                    Reason.BAD_REQUEST,
+                    f"output '{shown(name)}' of model '{shown(route.model)}' holds BYTES, which have no classes; leave "
+                    "its 'classification' out",
+                )
 
     def _version(self, call: Call, route: ModelRoute, draw: float | None) -> str:
         snapshot = self._fleet.snapshot

@@ -70,8 +70,20 @@ class SequenceLayer:
         assert sequence is not None, "route sends nothing else here"
         table = self._table
         self._learn_idle(version)
-        step = Step(version, sequence.id, start=sequence.start, end=sequence.end, session=call.session)
+        step = Step(
+            version,
+            sequence.id,
+            start=sequence.start,
+            end=sequence.end,
+            session=call.session,
+            owner=call.identity.tenant,
+        )
         entered = table.enter(step, self._clock.now_s(), versioned=bool(call.version))
+        if entered is Entered.FOREIGN:
+            raise GatewayError(
+                Reason.FORBIDDEN,
+                f"sequence id {_named(step.id)} of model '{shown(self._model)}' is another caller's; choose another",
+            )
         if entered is Entered.FULL or entered is Entered.NO_ROOM:
             raise self._full(step.id, entered)
         try:

@@ -21,6 +21,7 @@ from tests.support.differential_rows import CANNOT, ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAIN = {"name": "INPUT_INT32", "datatype": "INT32", "shape": [2], "data": [1, 2]}
+TEXTS = {"name": "INPUT_BYTES", "datatype": "BYTES", "shape": [4], "parameters": {"binary_data_size": 16}}
 X = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
 WORK = {"name": "work", "datatype": "FP32", "shape": [1, 1], "data": [1]}
 BODY = json.dumps({"inputs": [PLAIN]}).encode()
@@ -44,6 +45,11 @@ SENT: dict[str, list[Sent]] = {
         request("/v2/models/identity/versions/01"),
         unary("ModelMetadata", infer_request((), model_version="01")),
     ],
+    "sequence-nul": [
+        infer({"inputs": [PLAIN], "parameters": {"sequence_id": "a\0b"}}),
+        unary("ModelInfer", infer_request((), parameters={"sequence_id": "a\0b"})),
+    ],
+    "split-bytes": [infer({"inputs": [TEXTS]}, bytes(16), chunks=[len(json.dumps({"inputs": [TEXTS]})) + 1])],
     "no-replica": [request(f"/v2/models/{ABSENT}"), infer(BODY, model=ABSENT), unary("ModelInfer", infer_request((),
     model=ABSENT))],
     "fault-order": [

@@ -39,6 +39,12 @@ def _framing(c: Comparison) -> Aspects:
     return CONNECTION if tolerated else NOTHING
 
 
+@row("split-bytes")
+def _split_bytes(c: Comparison) -> Aspects:
+    split = is_http(c) and c.direct.status == 400 and c.through.status == 200
+    return ANSWER if split and "string length indicator is in one buffer" in (c.direct.error or "") else NOTHING
+
+
 @row("pipelining")
 def _pipelining(c: Comparison) -> Aspects:
     piped = is_http(c) and c.sent.data.count(b" HTTP/1.1\r\n") > 1

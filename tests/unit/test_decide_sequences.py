@@ -385,3 +385,34 @@ def test_whatever_happens_steps_go_in_order_and_the_books_balance(data: st.DataO
         let_go(subject.leave(going.pop(), Ending.GOOD, now_s))
     assert not waiting, "everybody was let go"
     assert subject.statistics(now_s + 100.0)["live"] == 0
+
+
+# --- tenants ---
+
+
+def test_nobody_gets_into_another_tenant_s_sequence_and_a_lost_one_is_anybody_s_to_begin() -> None:
+    table = Sequences("m", live_max=10, waiting_max=4, idle_s=10.0)
+
+    def made(owner: str, *, start: bool = False) -> Step:
+        return Step("1", 7, start=start, end=False, owner=owner)
+
+    first = made("alice", start=True)
+    assert table.enter(first, 0.0, versioned=True) is Entered.GO
+    assert table.turn(first, ("a",)).replica == "a"
+    for start in (True, False):
+        assert table.enter(made("mallory", start=start), 0.0, versioned=True) is Entered.FOREIGN
+    table.leave(first, Ending.GOOD, 0.0)
+    for start in (True, False):
+        assert table.enter(made("mallory", start=start), 1.0, versioned=True) is Entered.FOREIGN
+    second = made("alice")
+    assert table.enter(second, 1.0, versioned=True) is Entered.GO
+    assert table.turn(second, ("a",)).replica == "a"
+    table.leave(second, Ending.LOST, 1.0)
+    assert table.enter(made("mallory"), 1.0, versioned=True) is Entered.FOREIGN
+    taken = made("mallory", start=True)
+    assert table.enter(taken, 1.0, versioned=True) is Entered.GO
+    assert table.turn(taken, ("a",)).replica == "a"
+    table.leave(taken, Ending.GOOD, 1.0)
+    assert table.enter(made("alice"), 1.0, versioned=True) is Entered.FOREIGN
+    later = made("alice", start=True)
+    assert table.enter(later, 100.0, versioned=True) is Entered.GO, "the idle time is over"

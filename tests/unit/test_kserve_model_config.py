@@ -95,3 +95,11 @@ def test_a_configuration_that_makes_no_sense_is_the_model_servers_fault(response
     with pytest.raises(GatewayError, match="model configuration") as caught:
         summarise_config(response)
     assert caught.value.reason is Reason.UPSTREAM_BROKEN
+
+
+def test_outputs_of_texts_are_known_with_label_files_beside_them() -> None:
+    config = mc.ModelConfig(name="m")
+    config.output.add(name="scores", data_type=mc.TYPE_FP32, dims=[4], label_filename="labels.txt")
+    config.output.add(name="words", data_type=mc.TYPE_STRING, dims=[-1], label_filename="l")
+    response = pb.ModelConfigResponse(config=config)
+    assert summarise_config(response.SerializeToString()).text_outputs == frozenset({"words"})

@@ -146,3 +146,14 @@ def test_unknown_fields_are_skipped() -> None:
 
 def test_an_empty_message_is_a_request_without_a_name() -> None:
     assert rv.read_head(b"").model_name == ""
+
+
+def test_outputs_that_are_wanted_as_classes_are_found_by_their_parameter_alone() -> None:
+    request = service_pb2.ModelInferRequest(model_name="classification")
+    request.outputs.add(name="plain")
+    request.outputs.add(name="top").parameters["classification"].int64_param = 3
+    request.outputs.add(name="classification").parameters["binary_data"].bool_param = True
+    assert rv.read_head(request.SerializeToString()).classified == ("top",)
+    del request.outputs[:]
+    request.raw_input_contents.append(b"classification")
+    assert rv.read_head(request.SerializeToString()).classified == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import BodyLimits
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
+from gateway.core.snapshot import ModelState, ModelView
 from gateway.decide.split import Split
 from gateway.layers.deadline import DeadlineLayer, StreamLimits
 from gateway.layers.gate import GateLayer
@@ -301,6 +303,20 @@ async def test_a_named_version_is_never_replaced_by_another() -> None:
     await router(inner, FLEET, split=Split({"10": 1})).send(make_call(version="1"))
     assert inner.seen[0].trail.version_routed == "1"
     assert inner.seen[0].trail.routed_by == "asked"
+
+
+async def test_classes_of_an_output_of_texts_are_refused() -> None:
+    view = ModelView(name="fraud", version="1", state=ModelState.WARMED, slots=1, text_outputs=frozenset({"words"}))
+    one = replace(replica("a", {}), models={("fraud", "1"): view})
+    inner = ScriptedService(lambda call: Reply(b""))
+    call = make_call("fraud")
+    call.classified = ("scores", "words")
+    with pytest.raises(GatewayError, match=r"'words'.*BYTES") as raised:
+        await router(inner, HandFleet(one)).send(call)
+    assert raised.value.reason is Reason.BAD_REQUEST
+    call.classified = ("scores",)
+    await router(inner, HandFleet(one)).send(call)
+    assert len(inner.seen) == 1
 
 
 # --- track ---

@@ -167,6 +167,7 @@ def fill(of: Metrics) -> bool:
         for name, values in (
             ("sluice_ready", ()),
             ("sluice_draining", ()),
+            ("sluice_event_loop_tasks", ()),
             ("sluice_token_verifications_total", ()),
             ("sluice_body_memory_bytes", ()),
             ("sluice_body_memory_limit_bytes", ()),

@@ -25,5 +25,9 @@ def test_a_thousand_seeds_and_the_pinned_ones_keep_every_invariant() -> None:
         "unknown_version",
         "upstream_lost",
         "left",
+        "error",
+        "expired",
+        "unsent",
+        "sequence_lost",
     }
     assert statuses >= expected

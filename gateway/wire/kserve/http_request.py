@@ -44,13 +44,14 @@ ALL_BINARY = OutputPlan(True, NOTHING_EXPLICIT)
 class HttpInferRequest:
     """A decoded request: `message` is a serialized `ModelInferRequest` without model name and version, `id` the
     protocol's own request id ("" if none), `plan` what the response must look like, `sequence` the step of a sequence
-    that it is.
+    that it is, `classified` the outputs that are asked for as classes.
     """
 
     message: bytes
     id: str
     plan: OutputPlan
     sequence: SequenceStep | None = None
+    classified: tuple[str, ...] = ()
 
 
 def parse_header_length(value: str | bytes, body_bytes: int | None = None) -> int:
@@ -132,10 +133,11 @@ def _decode(document: dict[str, Any], tail: memoryview) -> HttpInferRequest:
         _refuse_duplicates(inputs)
 
     plan = ALL_BINARY if default else ALL_JSON
+    classified: list[str] = []
     if "outputs" in document:
-        plan = _encode_outputs(document["outputs"], default, chunks)
+        plan = _encode_outputs(document["outputs"], default, chunks, classified)
     chunks += raws
-    return HttpInferRequest(b"".join(chunks), request_id, plan, sequence)
+    return HttpInferRequest(b"".join(chunks), request_id, plan, sequence, tuple(classified))
 
 
 def _refuse_duplicates(inputs: list[dict[str, Any]]) -> None:
@@ -212,8 +214,8 @@ def typed_parameter(key: str, value: Any) -> tuple[Kind, bool | int | str | floa
 _plain_outputs: dict[str, bytes] = {}
 
 
-def _encode_outputs(outputs: Any, default: bool, chunks: list[bytes | memoryview]) -> OutputPlan:
-    """Encode the requested outputs; returns which of them are binary.
+def _encode_outputs(outputs: Any, default: bool, chunks: list[bytes | memoryview], classified: list[str]) -> OutputPlan:
+    """Encode the requested outputs; returns which of them are binary. Those asked for as classes go to `classified`.
 
     Deviation (the protocol's text over Triton 2.51): a listed output that does not say `binary_data` inherits the
     request's `binary_data_output`. Triton takes it as JSON.
@@ -244,6 +246,7 @@ def _encode_outputs(outputs: Any, default: bool, chunks: list[bytes | memoryview
             if binary is not default:
                 explicit[name] = binary
             if classes := classes & _UINT32_MAX:  # all that Triton keeps of it
+                classified.append(name)
                 field = entry_field(2, "classification", Kind.INT64, classes)
                 chunks.append(pb.len_field(6, pb.text_field(1, name) + field))
                 continue

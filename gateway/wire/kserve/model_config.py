@@ -31,9 +31,9 @@ class ModelConfigSummary:
     `instances` is how many executions one replica runs at once: over all groups, per listed GPU, passive ones left out,
     at least 1 (an ensemble has no groups of its own). `batches`: Triton merges several calls into one execution.
     `inputs` lack the batch dimension, which exists where `max_batch_size` is at least 1; `optional_inputs` are those
-    that may be missing in a request. `sequence`: calls belong to sequences; `corrid_is_text`: the model wants their
-    ids as strings; `sequence_idle_s`: a sequence that is silent for longer is dropped, None for a model that has none
-    (calls to an ensemble may belong to sequences of its parts).
+    that may be missing in a request; `text_outputs` are those of datatype BYTES. `sequence`: calls belong to sequences;
+    `corrid_is_text`: the model wants their ids as strings; `sequence_idle_s`: a sequence that is silent for longer is
+    dropped, None for a model that has none (calls to an ensemble may belong to sequences of its parts).
     """
 
     max_batch_size: int = 0
@@ -45,6 +45,7 @@ class ModelConfigSummary:
     sequence_idle_s: float | None = None
     inputs: tuple[TensorMetadata, ...] = ()
     optional_inputs: frozenset[str] = frozenset()
+    text_outputs: frozenset[str] = frozenset()
 
 
 def summarise_config(response: bytes) -> ModelConfigSummary:
@@ -65,6 +66,7 @@ def _summarise(message: bytes, start: int, stop: int) -> ModelConfigSummary:
     sequence_idle_s: float | None = None
     inputs: list[TensorMetadata] = []
     optional: set[str] = set()
+    text_outputs: set[str] = set()
     for number, wire, a, b in pb.fields(message, start, stop):
         if number == 4 and wire == pb.VARINT:
             batch = max(0, pb.signed(a))
@@ -75,6 +77,10 @@ def _summarise(message: bytes, start: int, stop: int) -> ModelConfigSummary:
             inputs.append(tensor)
             if is_optional:
                 optional.add(tensor.name)
+        elif number == 6:
+            name, datatype = _read_output(message, a, b)
+            if datatype == _TYPE_STRING:
+                text_outputs.add(name)
         elif number == 7:
             instances += _count_instances(message, a, b)
         elif number == 11:
@@ -97,6 +103,7 @@ def _summarise(message: bytes, start: int, stop: int) -> ModelConfigSummary:
         sequence_idle_s=sequence_idle_s,
         inputs=tuple(inputs),
         optional_inputs=frozenset(optional),
+        text_outputs=frozenset(text_outputs),
     )
 
 
@@ -148,6 +155,17 @@ def _read_input(message: bytes, start: int, stop: int) -> tuple[TensorMetadata, 
             optional = a != 0
     row = BY_CONFIG_NUMBER.get(datatype)
     return TensorMetadata(name, row.name if row is not None else f"type {datatype}", tuple(shape)), optional
+
+
+def _read_output(message: bytes, start: int, stop: int) -> tuple[str, int]:
+    """An output's name and the number of its datatype."""
+    name, datatype = "", 0
+    for number, wire, a, b in pb.fields(message, start, stop):
+        if number == 1 and wire == pb.LEN:
+            name = pb.text(message, a, b)
+        elif number == 2 and wire == pb.VARINT:
+            datatype = a
+    return name, datatype
 
 
 def _count_instances(message: bytes, start: int, stop: int) -> int:

@@ -12,6 +12,8 @@ _MAX_TENSOR_FIELDS = 128
 
 _SHARED_MEMORY = "shared_memory_region"
 _SHARED_MEMORY_BYTES = _SHARED_MEMORY.encode()
+_CLASSIFICATION = "classification"
+_CLASSIFICATION_BYTES = _CLASSIFICATION.encode()
 _PARAMETERS_OF = {5: 4, 6: 2}
 """Fields of the request that hold inputs and requested outputs, to the field of their parameters."""
 
@@ -19,11 +21,19 @@ _PARAMETERS_OF = {5: 4, 6: 2}
 class RequestHead:
     """What routing needs. Of a field given more than once the last one counts, as protobuf has it."""
 
-    __slots__ = ("id", "model_name", "model_version", "parameters", "shared_memory")
+    __slots__ = ("classified", "id", "model_name", "model_version", "parameters", "shared_memory")
 
     def __init__(
-        self, model_name: str, model_version: str, id: str, parameters: dict[str, Parameter], shared_memory: bool
+        self,
+        model_name: str,
+        model_version: str,
+        id: str,
+        parameters: dict[str, Parameter],
+        shared_memory: bool,
+        classified: tuple[str, ...] = (),
     ) -> None:
+        self.classified = classified
+        """Names of the requested outputs that are wanted as classes."""
         self.shared_memory = shared_memory
         """Whether an input or a requested output refers to a shared-memory region (`shared_memory_refused`)."""
         self.model_name = model_name
@@ -53,7 +63,7 @@ def read_head(message: bytes) -> RequestHead:
 def _read_head(message: bytes) -> RequestHead:
     name = version = request_id = b""
     parameters = NO_PARAMETERS
-    suspicious = False
+    suspicious = classes = False
     pos = 0
     end = len(message)
     for _ in range(pb.MAX_FIELDS):
@@ -80,6 +90,8 @@ def _read_head(message: bytes) -> RequestHead:
         if tag > 0x22:
             if tag != 0x3A and message.find(_SHARED_MEMORY_BYTES, start, pos) >= 0:
                 suspicious = True
+            if tag == 0x32 and message.find(_CLASSIFICATION_BYTES, start, pos) >= 0:
+                classes = True
             continue
         if tag == 0x0A:
             name = message[start:pos]
@@ -98,9 +110,32 @@ def _read_head(message: bytes) -> RequestHead:
             request_id.decode(),
             parameters,
             suspicious and _uses_shared_memory(message),
+            _classified(message) if classes else (),
         )
     except UnicodeDecodeError:
         raise pb.WireError("model name, version or id is not valid UTF-8", 0) from None
+
+
+def _classified(message: bytes) -> tuple[str, ...]:
+    """The requested outputs with a parameter `classification`, whatever its value."""
+    found: list[str] = []
+    for number, wire, start, stop in pb.fields(message, 0, len(message)):
+        if number != 6:
+            continue
+        pb.expect(wire, pb.LEN, number, stop)
+        if len(found) >= MAX_TENSORS:
+            raise pb.WireError(f"more than {MAX_TENSORS} tensors", start)
+        name, wanted = "", False
+        for inner, inner_wire, a, b in pb.fields(message, start, stop, _MAX_TENSOR_FIELDS):
+            if inner == 1:
+                pb.expect(inner_wire, pb.LEN, inner, b)
+                name = pb.text(message, a, b)
+            elif inner == 2:
+                pb.expect(inner_wire, pb.LEN, inner, b)
+                wanted = wanted or read_entry(message, a, b)[0] == _CLASSIFICATION
+        if wanted:
+            found.append(name)
+    return tuple(found)
 
 
 def _uses_shared_memory(message: bytes) -> bool:
