@@ -35,26 +35,6 @@ class Clock(Protocol):
         """Drop the alarm and what it holds."""
 
 
-class LoopClock:
-    """The running loop's own time and timers. For loops whose time is not the machine's."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._handle: asyncio.TimerHandle | None = None
-
-    def now_ns(self) -> int:
-        return round(self._loop.time() * _NS)
-
-    def wake_at(self, when_ns: int, callback: Callable[[], None]) -> None:
-        self.close()
-        self._handle = self._loop.call_at(when_ns / _NS, callback)
-
-    def close(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 

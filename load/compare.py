@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import signal
@@ -13,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -26,6 +24,7 @@ from load.figures import RATIOS, Reading, Round, comparison, table
 from load.grpc_connection import GrpcConnection
 from load.http_connection import HttpConnection
 from load.inputs import Calls, IdentityInputs
+from load.options import positive, positive_int, require_json_folder, tell
 from load.rig import Rig, Side, rig
 from load.verdict import EXIT_CODES, ROUNDS_MIN
 
@@ -53,19 +52,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
     parser.add_argument("--peer", choices=("envoy", "direct"), required=True, help="what Sluice is compared with")
     parser.add_argument("--protocol", choices=("http", "grpc"), required=True, help="what the callers speak")
-    parser.add_argument("--rounds", type=_positive_int, default=ROUNDS_MIN, metavar="N", help="default: 7")
+    parser.add_argument("--rounds", type=positive_int, default=ROUNDS_MIN, metavar="N", help="default: 7")
     parser.add_argument("--limit", type=_limit, action="append", default=[], metavar="RATIO=LIMIT",
                         help=f"judge a ratio, of {', '.join(RATIOS)}: at most the limit, rps at least; "
                         "may be repeated")  # fmt: skip
-    parser.add_argument("--concurrency", type=_positive_int, default=16, metavar="N",
+    parser.add_argument("--concurrency", type=positive_int, default=16, metavar="N",
                         help="callers, each with a connection of its own (default: 16)")  # fmt: skip
-    parser.add_argument("--seconds", type=_positive, default=3.0, metavar="S",
+    parser.add_argument("--seconds", type=positive, default=3.0, metavar="S",
                         help="each side in each round (default: 3)")  # fmt: skip
-    parser.add_argument("--warm-up", type=_positive, default=0.5, metavar="S",
+    parser.add_argument("--warm-up", type=positive, default=0.5, metavar="S",
                         help="before that, not measured (default: 0.5)")  # fmt: skip
-    parser.add_argument("--deadline-ms", type=_positive_int, default=2000, metavar="MS",
+    parser.add_argument("--deadline-ms", type=positive_int, default=2000, metavar="MS",
                         help="of each call (default: 2000)")  # fmt: skip
-    parser.add_argument("--envoy-workers", type=_positive_int, default=os.cpu_count() or 1, metavar="N",
+    parser.add_argument("--envoy-workers", type=positive_int, default=os.cpu_count() or 1, metavar="N",
                         help="Envoy's worker threads (default: one per CPU, as Envoy's own)")  # fmt: skip
     parser.add_argument("--keep", action="store_true", help="keep the folder of policies, records and logs")
     parser.add_argument("--json", metavar="OUT", help="write the figures as JSON to this file; - is stdout")
@@ -73,8 +72,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the comparison. Returns its exit code."""
-    if arguments.json not in (None, "-") and not Path(arguments.json).absolute().parent.is_dir():
-        raise LoadError(f"--json: there is no folder for {arguments.json}")
+    try:
+        require_json_folder(arguments.json)
+    except UsageError as error:
+        raise LoadError(str(error)) from error  # older than the common exit codes, and kept: this command ends with 1
     limits = dict(arguments.limit)
     if "cpu" in limits and arguments.peer == "direct":
         raise UsageError("--limit cpu: calls without a proxy have no proxy CPU to compare with; use --peer envoy")
@@ -90,13 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     with up as ready, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         rounds = runner.run(_rounds(Comparison(ready, arguments), arguments.rounds))
     result = comparison(arguments.peer, arguments.protocol, arguments.concurrency, rounds, setting, limits)
-    text = json.dumps(result, indent=1)
-    if arguments.json == "-":
-        print(text)
-    elif arguments.json:
-        Path(arguments.json).write_text(text + "\n", encoding="utf-8")
-    if arguments.json != "-":
-        print(table(result))
+    tell(result, arguments.json, table)
     return EXIT_CODES[result["verdict"]]
 
 
@@ -244,18 +239,4 @@ def _limit(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
     if name not in RATIOS:
         raise argparse.ArgumentTypeError(f"{name or text!r} is none of {', '.join(RATIOS)}; write for example cpu=1.0")
-    return name, _positive(value)
-
-
-def _positive_int(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return number
+    return name, positive(value)

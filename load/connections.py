@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import socket
 import sys
@@ -12,7 +11,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
@@ -23,6 +21,7 @@ from load.errors import LoadError, UsageError
 from load.histogram import Histogram
 from load.http_connection import HttpConnection
 from load.inputs import Calls, IdentityInputs
+from load.options import require_json_folder, tell
 from load.stand import SPARE_FILES, GatewayReading, Stand, allow_files, read_gateway, stand
 from load.verdict import EXIT_CODES, PAIRS_MIN, UNCHANGED_RATIO_MAX, Verdict, passed, spread, unchanged, worst
 
@@ -72,8 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     count = arguments.count
     if not 1 <= count <= COUNT_MAX or arguments.pairs < 1 or arguments.calls < 1:
         raise UsageError(f"--count is from 1 to {COUNT_MAX}; --pairs and --calls are at least 1")
-    if arguments.json not in (None, "-") and not Path(arguments.json).absolute().parent.is_dir():
-        raise UsageError(f"--json: there is no folder for {arguments.json}")
+    require_json_folder(arguments.json)
     allow_files(count + SPARE_FILES)
     http = {"connections_max": count + SPARE_FILES, "keepalive_idle_ms": IDLE_MS}
     up = stand(
@@ -82,13 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     with up as ready, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         cycles = runner.run(_cycles(ready, count, arguments.pairs, arguments.calls))
     result = document(count, cycles, arguments.rss_mb_max)
-    text = json.dumps(result, indent=1)
-    if arguments.json == "-":
-        print(text)
-        return EXIT_CODES[cast(Verdict, result["verdict"])]
-    if arguments.json:
-        Path(arguments.json).write_text(text + "\n", encoding="utf-8")
-    print(summary(result))
+    tell(result, arguments.json, summary)
     return EXIT_CODES[cast(Verdict, result["verdict"])]
 
 

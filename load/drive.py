@@ -25,7 +25,7 @@ from load.run_figures import Machine
 from load.scenario import LoadedScenario
 from load.scenario_schema import TrafficSpec
 from load.senders import Multiplexed, Pool
-from load.soak_streams import EventStreams, GrpcStreams, Tokens
+from load.streams import EventStreams, GrpcStreams, Tokens
 
 SETTLE_S = 15.0
 _GC_THRESHOLD = 50_000

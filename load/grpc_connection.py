@@ -14,8 +14,9 @@ from grpc import aio
 
 from load.connection import CONNECTION, NO_HEADERS, WRONG_ANSWER, Done
 from load.inputs import Inputs, LoadCall
+from load.tasks import CallTasks
 
-_METHOD = "/inference.GRPCInferenceService/ModelInfer"
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # otherwise all callers of this process share one connection
     ("grpc.enable_retries", 0),
@@ -32,13 +33,11 @@ class GrpcConnection:
         self._inputs = inputs
         self._metadata = tuple(headers.items())
         self._channel = aio.insecure_channel(address, options=_OPTIONS)
-        self._method = self._channel.unary_unary(_METHOD, None, None)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._method = self._channel.unary_unary(METHOD, None, None)
+        self._tasks = CallTasks()
 
     def send(self, call: LoadCall, done: Done) -> None:
-        task = asyncio.ensure_future(self._send(call, done))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.begin(self._send(call, done))
 
     async def _send(self, call: LoadCall, done: Done) -> None:
         metadata = (("x-request-id", call.request_id), ("traceparent", call.traceparent), *self._metadata)
@@ -60,8 +59,4 @@ class GrpcConnection:
 
     async def aclose(self) -> None:
         await self._channel.close()
-        tasks = set(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._tasks.end()

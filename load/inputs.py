@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, Protocol
 
+from load.protobuf import bytes_field, read_fields
+
 VALUES = 12
 _FIXED = (0.5, -1.25, 3.0, 1024.0, -0.0625, 17.75, 2.5, -300.0, 0.125, 99.5)
 """The rest of a row; all exact in FP32, so that an answer can be compared without a tolerance."""
@@ -95,8 +97,10 @@ class _Fp32Row:
         self._outputs, self._shape, self._binary = outputs, list(shape), form == "binary"
         self._pack = struct.Struct(f"<{prod(shape)}f")
         # ModelInferRequest: 1 model_name; 5 inputs {1 name, 2 datatype, 3 shape}; 7 raw_input_contents.
-        tensor = _field(1, sent.encode()) + _field(2, b"FP32") + _field(3, bytes(shape))
-        self._message = _field(1, self.model.encode()) + _field(5, tensor) + bytes((7 << 3 | 2, self._pack.size))
+        tensor = bytes_field(1, sent.encode()) + bytes_field(2, b"FP32") + bytes_field(3, bytes(shape))
+        self._message = (
+            bytes_field(1, self.model.encode()) + bytes_field(5, tensor) + bytes((7 << 3 | 2, self._pack.size))
+        )
         head: dict[str, Any] = {"name": sent, "datatype": "FP32", "shape": self._shape}
         if self._binary:
             head["parameters"] = {"binary_data_size": self._pack.size}
@@ -144,7 +148,7 @@ class _Fp32Row:
 
     def grpc_right(self, message: bytes, row: int) -> bool:
         try:
-            contents = [value for field, value in _fields(message) if field == 6]
+            contents = [value for field, value in read_fields(message) if field == 6]
         except (IndexError, ValueError):
             return False
         return len(contents) == len(self._outputs) and contents[0] == self._pack.pack(*self.values(row))
@@ -179,41 +183,3 @@ class AccelInputs(_Fp32Row):
 
     def values(self, row: int) -> tuple[float, ...]:
         return (self._work * (1 + row % _ACCEL_ROWS / _ACCEL_STEPS),)
-
-
-def _field(number: int, value: bytes) -> bytes:
-    assert len(value) < 128
-    return bytes((number << 3 | 2, len(value))) + value
-
-
-def _fields(message: bytes) -> list[tuple[int, Any]]:
-    """Number and value of each field of a protobuf message that holds only varints and length-delimited fields, as
-    answers do. Raises ValueError or IndexError for anything else.
-    """
-    found: list[tuple[int, Any]] = []
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        value, at = _varint(message, at)
-        if tag & 7 == 2:
-            end = at + value
-            if end > len(message):
-                raise ValueError("a field reaches beyond its message")
-            found.append((tag >> 3, message[at:end]))
-            at = end
-        elif tag & 7 == 0:
-            found.append((tag >> 3, value))
-        else:
-            raise ValueError(f"wire type {tag & 7}")
-    return found
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 from deploy.local import MODELS
 from load import accounting
 from load.errors import UsageError
+from load.options import positive_int, require_json_folder, tell
 from load.perf_tool import PerfAnalyzer, PerfFigures, ensure_perf_analyzer, run_perf_analyzer
 from load.rig import Peer, Rig, Side, rig
 
@@ -42,13 +41,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         help="what it drives: Triton itself, Triton through Sluice, or through Envoy")  # fmt: skip
     parser.add_argument("--protocol", choices=("http", "grpc"), required=True, help="what it speaks")
     parser.add_argument("--streaming", action="store_true", help="ModelStreamInfer; needs gRPC")
-    parser.add_argument("--concurrency", type=_positive_int, default=16, metavar="N", help="calls out (default: 16)")
+    parser.add_argument("--concurrency", type=positive_int, default=16, metavar="N", help="calls out (default: 16)")
     parser.add_argument("--model", choices=MODELS, default="fraud-lite", help="default: fraud-lite")
-    parser.add_argument("--interval-ms", type=_positive_int, default=2000, metavar="MS",
+    parser.add_argument("--interval-ms", type=positive_int, default=2000, metavar="MS",
                         help=f"one window; it measures {WINDOWS} or more (default: 2000)")  # fmt: skip
-    parser.add_argument("--stability-percent", type=_positive_int, default=10, metavar="P",
+    parser.add_argument("--stability-percent", type=positive_int, default=10, metavar="P",
                         help=f"windows may differ by this; {TRIALS} windows at most (default: 10)")  # fmt: skip
-    parser.add_argument("--rounds", type=_positive_int, default=1, metavar="N", help="runs of each peer (default: 1)")
+    parser.add_argument("--rounds", type=positive_int, default=1, metavar="N", help="runs of each peer (default: 1)")
     parser.add_argument("--keep", action="store_true", help="keep the folder of policies, records and logs")
     parser.add_argument("--json", metavar="OUT", help="write the figures as JSON to this file; - is stdout")
     parser.add_argument("options", nargs="*", metavar="-- OPTION", help="more options for perf_analyzer")
@@ -58,8 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run perf_analyzer. Returns the command's exit code."""
     if arguments.streaming and arguments.protocol != "grpc":
         raise UsageError("--streaming is ModelStreamInfer, which only gRPC has; add --protocol grpc")
-    if arguments.json not in (None, "-") and not Path(arguments.json).absolute().parent.is_dir():
-        raise UsageError(f"--json: there is no folder for {arguments.json}")
+    require_json_folder(arguments.json)
     peers = list(dict.fromkeys(arguments.peer))
     tool = ensure_perf_analyzer()
     beside: Peer = "envoy" if "envoy" in peers else "direct"
@@ -81,13 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
                 line = f"{peer} {found.inferences_per_s:.0f}/s, p99 {found.p99_us} us"
                 print(f"round {number}/{arguments.rounds}: {line}", file=sys.stderr, flush=True)
     result = document(arguments.protocol, arguments.streaming, arguments.concurrency, arguments.model, runs)
-    text = json.dumps(result, indent=1)
-    if arguments.json == "-":
-        print(text)
-        return 0
-    if arguments.json:
-        Path(arguments.json).write_text(text + "\n", encoding="utf-8")
-    print(table(result))
+    tell(result, arguments.json, table)
     return 0
 
 
@@ -176,10 +168,3 @@ def table(result: dict[str, Any]) -> str:
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     lines += [f"{peer} / direct: {ratio:.2f}" for peer, ratio in result["rate_ratios_to_direct"].items()]
     return "\n".join(lines)
-
-
-def _positive_int(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number

@@ -1,21 +1,19 @@
-"""What a comparison stands on: one real Triton, Sluice, and the peer, for as long as a `with` block."""
+"""What a comparison has besides its stand: a peer of Sluice in front of the same Triton."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from deploy.local import LocalFleet, Ports, TritonServer, free_ports
-from deploy.local.layout import RUN_DIR, Progress, print_progress
+from deploy.local import TritonServer, free_ports
+from deploy.local.layout import Progress, print_progress
 from deploy.local.processes import group_members
-from load import envoy, sluice
+from load import envoy
 from load.environment import ensure_envoy
 from load.errors import LoadError
+from load.stand import stand
 
 Peer = Literal["envoy", "direct"]
 Protocol = Literal["http", "grpc"]
@@ -66,52 +64,25 @@ def rig(
 ) -> Iterator[Rig]:
     """Start all parts; every way out stops them. With `keep` the folder of policies, records and logs stays."""
     envoy_binary = ensure_envoy(progress=progress) if peer == "envoy" else None
-    RUN_DIR.mkdir(exist_ok=True)
     with ExitStack() as stack:
-        work = Path(tempfile.mkdtemp(prefix="load-", dir=RUN_DIR))
-        if keep:
-            progress(f"policies, records and logs stay in {work}")
-        else:
-            stack.callback(shutil.rmtree, work, ignore_errors=True)
-        triton_ports, sluice_ports, more_ports, envoy_ports = free_ports(4)
-        fleet = stack.enter_context(LocalFleet(1, [model], ports=[triton_ports], log_dir=work, progress=progress))
-        (triton,) = fleet
-        sides = [_start_sluice(stack, work, triton, sluice_ports, more_ports.http, slots, deadline_ms)]
+        up = stack.enter_context(stand(1, [model], slots=slots, deadline_ms=deadline_ms, keep=keep, progress=progress))
+        (triton,) = up.fleet
+        sluice = Side("sluice", up.http, up.grpc, up.pid)
         if envoy_binary is None:
-            sides.append(Side("direct", triton.spec.http_address, triton.spec.grpc_address, None))
+            beside = Side("direct", triton.spec.http_address, triton.spec.grpc_address, None)
         else:
+            (ports,) = free_ports(1)
             child = stack.enter_context(
                 envoy.start(
                     envoy_binary,
-                    work,
-                    envoy_ports,
+                    up.directory,
+                    ports,
                     triton_http=triton.spec.http_address,
                     triton_grpc=triton.spec.grpc_address,
                     deadline_ms=deadline_ms,
                     workers=envoy_workers,
                 )
             )
-            child.wait_ready(f"http://127.0.0.1:{envoy_ports.metrics}/ready")
-            sides.append(_side("envoy", envoy_ports, child.pid))
-        yield Rig((sides[0], sides[1]), triton)
-
-
-def _start_sluice(
-    stack: ExitStack, work: Path, triton: TritonServer, ports: Ports, admin: int, slots: int, deadline_ms: int
-) -> Side:
-    listen = {
-        "http": f"127.0.0.1:{ports.http}",
-        "grpc": f"127.0.0.1:{ports.grpc}",
-        "metrics": f"127.0.0.1:{ports.metrics}",
-        "admin": f"127.0.0.1:{admin}",
-    }
-    policies = work / "policies"
-    (model,) = triton.spec.models
-    sluice.write_policies(policies, model, [triton.spec], listen, slots=slots, deadline_ms=deadline_ms)
-    child = stack.enter_context(sluice.start(policies, work / "sluice.log"))
-    child.wait_ready(f"http://{listen['metrics']}/readyz")
-    return _side("sluice", ports, child.pid)
-
-
-def _side(name: str, ports: Ports, pid: int) -> Side:
-    return Side(name, f"127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}", pid)
+            child.wait_ready(f"http://127.0.0.1:{ports.metrics}/ready")
+            beside = Side("envoy", f"127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}", child.pid)
+        yield Rig((sluice, beside), triton)

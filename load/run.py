@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import signal
@@ -23,8 +22,9 @@ from load import accounting
 from load.drive import Target, drive
 from load.errors import UsageError
 from load.open_loop import Moment, OpenLoopResult
-from load.pictures import write_pictures
+from load.options import not_negative, positive, require_json_folder, tell
 from load.run_figures import disturbed, judge_run, run_figures
+from load.run_pictures import write_pictures
 from load.run_report import result_json, text
 from load.scenario import LoadedScenario, find_scenario, load_scenario, scenario_names
 from load.sluice import model_policy
@@ -60,9 +60,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--address", action="append", default=[], metavar="[PROTOCOL=]HOST:PORT",
                        help="start nothing, use what runs there; http=… and grpc=… for both")  # fmt: skip
     parser.add_argument("--protocol", choices=("http", "grpc"), help="all calls over this one")
-    parser.add_argument("--scale", type=_positive, default=1.0, metavar="X", help="so many times the rates")
-    parser.add_argument("--seconds", type=_positive, metavar="S", help="instead of the scenario's duration_s")
-    parser.add_argument("--warm-up", type=_not_negative, metavar="S", help="instead of the scenario's warm_up_s")
+    parser.add_argument("--scale", type=positive, default=1.0, metavar="X", help="so many times the rates")
+    parser.add_argument("--seconds", type=positive, metavar="S", help="instead of the scenario's duration_s")
+    parser.add_argument("--warm-up", type=not_negative, metavar="S", help="instead of the scenario's warm_up_s")
     parser.add_argument("--seed", type=int, metavar="N", help="instead of the scenario's seed")
     parser.add_argument("--json", metavar="OUT", help="write the result as JSON to this file; - is stdout")
     parser.add_argument("--pictures", metavar="FOLDER", help="write pictures (SVG) into this folder")
@@ -76,8 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.scenario is None:
         raise UsageError("name a scenario; python -m load run --list shows them")
-    if arguments.json not in (None, "-") and not Path(arguments.json).absolute().parent.is_dir():
-        raise UsageError(f"--json: there is no folder for {arguments.json}")
+    require_json_folder(arguments.json)
     scenario = load_scenario(find_scenario(arguments.scenario)).changed(
         protocol=arguments.protocol,
         scale=arguments.scale,
@@ -87,12 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with _target(scenario, arguments) as target:
         result = _run(scenario, target, arguments)
-    if arguments.json == "-":
-        print(json.dumps(result, indent=1))
-    else:
-        if arguments.json:
-            Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(text(result))
+    tell(result, arguments.json, text)
     if arguments.pictures:
         for path in write_pictures(result, Path(arguments.pictures)):
             print(f"picture: {path}", file=sys.stderr)
@@ -243,14 +237,3 @@ def _list() -> str:
         spec = load_scenario(find_scenario(name)).spec
         lines.append(f"{name:<12} {spec.duration_s:g} s; {spec.description}")
     return "\n".join(lines)
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return number
-
-
-def _not_negative(text: str) -> float:
-    return 0.0 if float(text) == 0 else _positive(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import os
 import random
 import signal
@@ -28,8 +27,9 @@ from load.grpc_connection import GrpcConnection
 from load.http_connection import HttpConnection
 from load.inputs import Calls, IdentityInputs
 from load.open_loop import Moment, OpenLoopResult, run_open_loop
+from load.options import require_json_folder, tell
 from load.soak_figures import Sample, SoakLimits, document, summary
-from load.soak_picture import write_pictures
+from load.soak_pictures import write_pictures
 from load.soak_traffic import MODELS, Kind, arrivals_of, kinds, traffic_of
 from load.stand import GatewayReading, Stand, read_gateway, stand
 from load.verdict import EXIT_CODES, Verdict
@@ -85,8 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     every_s = min(5.0, max(1.0, arguments.seconds / SAMPLES_WANTED)) if arguments.every is None else arguments.every
     if not (arguments.seconds >= 10 and arguments.rps > 0 and 0.5 <= every_s <= arguments.seconds):
         raise UsageError("--seconds is at least 10, --rps above 0, --every from 0.5 to --seconds")
-    if arguments.json not in (None, "-") and not Path(arguments.json).absolute().parent.is_dir():
-        raise UsageError(f"--json: there is no folder for {arguments.json}")
+    require_json_folder(arguments.json)
     chosen = _chosen(arguments.kinds)
     up = stand(REPLICAS, MODELS, slots=SLOTS, deadline_ms=arguments.deadline_ms, keep=arguments.keep)
     with up as ready, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -98,12 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.pictures:
         for path in write_pictures(result, Path(arguments.pictures)):
             print(f"picture: {path}", file=sys.stderr)
-    if arguments.json == "-":
-        print(json.dumps(result, indent=1))
-    else:
-        if arguments.json:
-            Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(summary(result))
+    tell(result, arguments.json, summary)
     return EXIT_CODES[cast(Verdict, result["verdict"])]
 
 

@@ -19,12 +19,13 @@ from grpc import aio
 
 from load.arrivals import Arrivals, Poisson
 from load.connection import Connection, Done, Part, Sender
-from load.grpc_connection import GrpcConnection
+from load.grpc_connection import METHOD, GrpcConnection
 from load.http_connection import HttpConnection
 from load.inputs import AccelInputs, Calls, IdentityInputs, Inputs, LoadCall
 from load.open_loop import Traffic
 from load.senders import Multiplexed, Pool
-from load.soak_streams import LEFT, STREAM_ERROR, EventStreams, GrpcStreams, Row, Sum, Tokens
+from load.streams import LEFT, STREAM_ERROR, EventStreams, GrpcStreams, Row, Sum, Tokens
+from load.tasks import CallTasks
 
 MODELS = ("identity", "fraud-lite", "accel", "streamer", "accumulator")
 LEAVES_AFTER_S = 0.003
@@ -125,12 +126,10 @@ class Leaving:
     def __init__(self, make: Callable[[], Connection], after_s: float = LEAVES_AFTER_S) -> None:
         self._make = make
         self._after_s = after_s
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = CallTasks()
 
     def send(self, call: LoadCall, done: Done, part: Part | None = None) -> None:
-        task = asyncio.ensure_future(self._send(call, done))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.begin(self._send(call, done))
 
     async def _send(self, call: LoadCall, done: Done) -> None:
         connection = self._make()
@@ -147,11 +146,7 @@ class Leaving:
         pass  # nobody waits for an answer
 
     async def aclose(self) -> None:
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._tasks.end()
 
 
 class Cancelling:
@@ -161,13 +156,11 @@ class Cancelling:
         self._inputs = inputs
         self._after_s = after_s
         self._channel = aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
-        self._method = self._channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._method = self._channel.unary_unary(METHOD, None, None)
+        self._tasks = CallTasks()
 
     def send(self, call: LoadCall, done: Done, part: Part | None = None) -> None:
-        task = asyncio.ensure_future(self._send(call, done))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.begin(self._send(call, done))
 
     async def _send(self, call: LoadCall, done: Done) -> None:
         metadata = (("x-request-id", call.request_id), ("traceparent", call.traceparent))
@@ -184,11 +177,7 @@ class Cancelling:
 
     async def aclose(self) -> None:
         await self._channel.close()
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._tasks.end()
 
 
 class ScoreInputs:

@@ -1,4 +1,4 @@
-"""What the soak and the connection test stand on: real Tritons and one Sluice, and what that Sluice says of itself."""
+"""What the commands of the lab stand on: real Tritons and one Sluice, and what that Sluice says of itself."""
 
 from __future__ import annotations
 

@@ -6,13 +6,18 @@ The colours are Okabe and Ito's, which people with any kind of colour vision tel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Literal
+
+from load.errors import LoadError
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 WIDTH, HEIGHT = 900, 480
+LOG_FROM = 30.0
+Scale = Literal["linear", "log"]
 _LEFT, _RIGHT, _BOTTOM = 80, 24, 62
 _LEGEND_ROW = 20
 _FONT = "font-family='DejaVu Sans, Verdana, sans-serif'"
@@ -26,7 +31,7 @@ class Axis:
     title: str
     low: float
     high: float
-    scale: Literal["linear", "log"] = "linear"
+    scale: Scale = "linear"
     ticks: Sequence[tuple[float, str]] | None = None
 
     def __post_init__(self) -> None:
@@ -104,7 +109,30 @@ def chart(title: str, subtitles: Sequence[str], x: Axis, y: Axis, lines: Sequenc
     return "\n".join([*parts, "</svg>\n"])
 
 
-def nice_range(values: Sequence[float], scale: Literal["linear", "log"]) -> tuple[float, float]:
+def write_charts(charts: Mapping[str, str], folder: Path) -> list[Path]:
+    """Write charts as `<name>.svg` into `folder`, which is made if it is not there. An empty one is left out. Raises
+    LoadError if the folder cannot be written to.
+    """
+    written: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in charts.items():
+            if text:
+                path = folder / f"{name}.svg"
+                path.write_text(text, encoding="utf-8")
+                written.append(path)
+    except OSError as error:
+        raise LoadError(f"the pictures cannot be written: {error}; name another folder with --pictures") from error
+    return written
+
+
+def fitting_scale(values: Iterable[float | None]) -> Scale:
+    """Logarithmic if the largest of these values is `LOG_FROM` times the smallest that is over 0, or more."""
+    positive = [value for value in values if value]
+    return "log" if positive and max(positive) / min(positive) >= LOG_FROM else "linear"
+
+
+def nice_range(values: Sequence[float], scale: Scale) -> tuple[float, float]:
     """The ends of an axis that shows these values: from 0 for a linear one, else 1, 2 or 5 times a power of ten."""
     positive = [value for value in values if value > 0]
     if scale == "log":

@@ -302,11 +302,6 @@ class Sequences:
                 home.gone = True
                 del self._homes[key]
 
-    def is_gone(self, step: Step) -> bool:
-        """Whether the replica that holds the step's sequence has left."""
-        entry = self._of(step)
-        return entry.lost or (entry.home is not None and entry.home.gone)
-
     def expire(self, now_s: float) -> None:
         """Forget what has been silent for longer than any replica keeps it."""
         limit_s = now_s - self.idle_s - MARGIN_S

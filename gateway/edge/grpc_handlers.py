@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Protocol
 
 import grpc
@@ -23,6 +24,30 @@ class Served(Protocol):
     async def control(self, method: str, message: bytes, context: Context) -> bytes: ...
 
     async def refused(self, name: str, text: str, context: Context) -> None: ...
+
+
+class Handlers:
+    """How many handlers are at work: each is, inside a `with` block."""
+
+    __slots__ = ("_none", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def __enter__(self) -> None:
+        self.count += 1
+        self._none.clear()
+
+    def __exit__(self, *raised: object) -> None:
+        self.count -= 1
+        if not self.count:
+            self._none.set()
+
+    async def none(self) -> None:
+        """Wait until there is none."""
+        await self._none.wait()
 
 
 class GrpcioPort:

@@ -31,11 +31,12 @@ from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.core.service import Service
 from gateway.edge.explain import Explainer
-from gateway.edge.grpc_handlers import Context, GrpcioPort, Methods
+from gateway.edge.grpc_call import grpc_call, read_call, refusal
+from gateway.edge.grpc_handlers import Context, GrpcioPort, Handlers, Methods
 from gateway.edge.grpc_listener import GrpcListener, server_options, why_not
 from gateway.edge.grpc_methods import HEALTH_CHECK, SERVICE
 from gateway.edge.grpc_questions import ASKED, ask_fleet, check_version
-from gateway.edge.grpc_stream import EXPIRY_GRACE_S, ClientStream, StreamKit, refusal
+from gateway.edge.grpc_stream import EXPIRY_GRACE_S, ClientStream, StreamKit
 from gateway.edge.grpc_tls import GrpcPeers, GrpcPortTls
 from gateway.edge.headers import ClientHeaders, HeaderReader, response_headers
 from gateway.edge.observer import EdgeObserver
@@ -44,9 +45,6 @@ from gateway.policy.schema import GrpcLimits
 from gateway.runtime.clock import Clock
 from gateway.runtime.listen import listen_error, split_address
 from gateway.wire.kserve.metadata import check_request, decode_model_request, encode_bool
-from gateway.wire.kserve.request_view import read_head, shared_memory_refused
-from gateway.wire.kserve.sequence import sequence_step
-from gateway.wire.kserve.stream_message import EMPTY_FINAL
 
 _log = logging.getLogger("sluice.edge.grpc")
 
@@ -118,9 +116,7 @@ class GrpcServer:
             calls_max=limits.stream_calls_max,
             write_timeout_s=limits.write_timeout_ms / 1000,
         )
-        self._handlers = 0
-        self._no_handler = asyncio.Event()
-        self._no_handler.set()
+        self._handlers = Handlers()
         self._server: GrpcListener | None = None
         self._draining: asyncio.Future[None] | None = None
 
@@ -172,7 +168,7 @@ class GrpcServer:
             done, _ = await asyncio.wait((self._draining,), timeout=limit_s)
             clean = bool(done)
             if not clean:
-                _log.warning("%d calls are left after %g s of draining; they are ended", self._handlers, limit_s)
+                _log.warning("%d calls are left after %g s of draining; they are ended", self._handlers.count, limit_s)
                 self._cut()
                 await asyncio.wait((self._draining,), timeout=_CUT_GRACE_S)
         await self.aclose()
@@ -195,10 +191,10 @@ class GrpcServer:
             await asyncio.wait((self._draining,))
             self._draining = None
         # The handlers and not the calls' tasks: a handler closes its reply, and with it the record, after the task.
-        await self._no_handler.wait()
+        await self._handlers.none()
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
-        return {"calls": self._handlers, "draining": self._draining is not None}
+        return {"calls": self._handlers.count, "draining": self._draining is not None}
 
     # --- control methods: answered by the catalogue --------------------
 
@@ -232,14 +228,8 @@ class GrpcServer:
 
     async def _asked(self, name: str, message: bytes, headers: ClientHeaders) -> bytes:
         """The answer to a question for which the model servers must be asked. Cancelled when the caller leaves."""
-        self._handlers += 1
-        self._no_handler.clear()
-        try:
+        with self._handlers:
             return await ask_fleet(self._catalogue, self._authenticator, name, message, headers)
-        finally:
-            self._handlers -= 1
-            if not self._handlers:
-                self._no_handler.set()
 
     def _control(self, name: str, message: bytes, headers: ClientHeaders) -> bytes:
         catalogue = self._catalogue
@@ -287,32 +277,14 @@ class GrpcServer:
     # --- inference --------------------
 
     async def infer(self, message: bytes, context: Context) -> bytes:
-        self._handlers += 1
-        self._no_handler.clear()
-        try:
+        with self._handlers:
             return await self._infer(message, context)
-        finally:
-            self._handlers -= 1
-            if not self._handlers:
-                self._no_handler.set()
 
     async def _infer(self, message: bytes, context: Context) -> bytes:
         now_s = self._clock.now_s()
         remaining_s = context.time_remaining()
         headers = self._headers(context)
-        call = Call(
-            request_id=headers.request_id,
-            model="",
-            version="",
-            arrived_s=now_s,
-            arrived_wall_s=self._clock.wall_s(),
-            body_bytes=len(message),
-            credentials=headers.credentials,
-            metadata=headers.metadata,
-            timeout_s=_least(headers.timeout_s, remaining_s),
-            explain=headers.explain,
-            protocol="grpc",
-        )
+        call = grpc_call(headers, message, self._clock, now_s, _least(headers.timeout_s, remaining_s))
         refused = headers.fault
         held = self._budget.try_reserve(len(message))
         if not held and refused is None:
@@ -331,23 +303,7 @@ class GrpcServer:
             if held:
                 self._budget.release(len(message))
 
-    @staticmethod
-    def _read(call: Call, message: bytes) -> None:
-        head = read_head(message)
-        call.model, call.version, call.body_id = head.model_name, head.model_version, head.id
-        wants_end = head.parameters.get(EMPTY_FINAL)
-        call.wants_end = wants_end is not None and wants_end.value is True
-        call.classified = head.classified
-        try:
-            check_version(head.model_version)
-            if head.shared_memory:
-                raise shared_memory_refused("a tensor")
-            call.sequence = sequence_step(head.parameters)
-        except GatewayError as error:
-            # A call all the same, with a record: who calls and for which model is known.
-            call.receive = refusal(error)
-        else:
-            call.message = message
+    _read = staticmethod(read_call)
 
     async def _run(self, call: Call, context: Context) -> bytes:
         task = asyncio.get_running_loop().create_task(_guarded(self._service, call))
@@ -388,14 +344,8 @@ class GrpcServer:
 
     async def stream_infer(self, context: Context) -> None:
         """Serve one ModelStreamInfer."""
-        self._handlers += 1
-        self._no_handler.clear()
-        try:
+        with self._handlers:
             await self._stream(context)
-        finally:
-            self._handlers -= 1
-            if not self._handlers:
-                self._no_handler.set()
 
     async def _stream(self, context: Context) -> None:
         remaining_s = context.time_remaining()

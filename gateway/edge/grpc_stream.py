@@ -15,11 +15,12 @@ import logging
 import math
 from collections import deque
 
-from gateway.core.call import Call, Receive
+from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply, StreamReply
 from gateway.core.session import Session
+from gateway.edge.grpc_call import grpc_call, refusal
 from gateway.edge.grpc_stream_kit import StreamKit as StreamKit
 from gateway.edge.grpc_stream_kit import StreamPort
 from gateway.edge.headers import ClientHeaders, response_headers
@@ -201,21 +202,7 @@ class ClientStream:
 
     def _begin(self, message: bytes) -> None:
         kit, headers = self._kit, self._headers
-        now_s = kit.clock.now_s()
-        call = Call(
-            request_id=headers.request_id,
-            model="",
-            version="",
-            arrived_s=now_s,
-            arrived_wall_s=kit.clock.wall_s(),
-            body_bytes=len(message),
-            credentials=headers.credentials,
-            metadata=headers.metadata,
-            timeout_s=headers.timeout_s,
-            explain=headers.explain,
-            protocol="grpc",
-            session=self._session,
-        )
+        call = grpc_call(headers, message, kit.clock, kit.clock.now_s(), headers.timeout_s, self._session)
         self._received += 1
         call.stream_position = self._received
         kit.read_call(call, message)
@@ -451,12 +438,3 @@ class ClientStream:
 
 def _too_late() -> GatewayError:
     return GatewayError(Reason.DEADLINE, "the deadline passed before a response could be written")
-
-
-def refusal(error: GatewayError) -> Receive:
-    """A `receive` that refuses: the call takes its ordinary way through identity and record, and ends there."""
-
-    async def receive() -> None:
-        raise error
-
-    return receive

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gateway.core.faces import Files
 from gateway.policy.problems import START, PolicyError, Problems
-from gateway.policy.tls_files import NO_FILE, PemFile, TlsMaterial, expiry_warning, tls_material
+from gateway.policy.tls_files import TlsMaterial, expiry_warning, material_of, shown_names
 from gateway.policy.tls_schema import ServerTls
 from gateway.runtime.clock import Clock
 from gateway.runtime.tls import server_context
@@ -38,15 +38,10 @@ def watch_port_tls(
     clock: Clock,
 ) -> Watched[PortTls]:
     """The files of `policy`, watched."""
-    names = tuple(
-        path_of(name) if name else "" for name in (policy.certificate_file, policy.key_file, policy.client_ca_file)
-    )
+    names = shown_names(path_of, policy.certificate_file, policy.key_file, policy.client_ca_file)
 
     def make(contents: tuple[bytes, ...]) -> PortTls:
-        certificate, key, ca = (
-            PemFile(name, data) if name else NO_FILE for name, data in zip(names, contents, strict=True)
-        )
-        material = tls_material(certificate, key, ca)
+        material = material_of(names, contents)
         try:
             context = server_context(
                 material.certificate, material.key, material.ca, policy.client_certificate, HTTP_ALPN

@@ -16,7 +16,7 @@ from gateway.fleet.member import Member
 from gateway.fleet.rounds import Rounds
 from gateway.fleet.statistics_ledger import StatisticsLedger
 from gateway.policy.schema import ModelPolicy
-from gateway.wire.kserve.repository import merge_index
+from gateway.wire.kserve.repository import merge_index, version_order
 from gateway.wire.kserve.statistics import split_statistics, statistics_to_json, statistics_to_protobuf
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class FleetQuestions:
             except GatewayError as error:
                 unread[member] = error
         self._ledger.settle({member.replica.id for member in members})
-        totals = sorted(self._ledger.totals().values(), key=lambda each: (each.name, _number(each.version)))
+        totals = sorted(self._ledger.totals().values(), key=lambda each: (each.name, version_order(each.version)))
         rows = tuple(
             StatisticsRow(each.name, each.version, statistics_to_protobuf(each), statistics_to_json(each))
             for each in totals
@@ -165,7 +165,7 @@ class FleetQuestions:
                 versions = sorted(version for version in known.get(model, ()) if self._opens(pool, model, version))
                 lines[model] = tuple(
                     IndexEntry(model, version, "UNAVAILABLE", "no model server of it answers")
-                    for version in sorted(versions, key=_number) or [""]
+                    for version in sorted(versions, key=version_order) or [""]
                 )
         return lines
 
@@ -225,8 +225,3 @@ def _as_served(entry: IndexEntry, view: ReplicaView | None) -> IndexEntry:
     why = f": {model.reason}" if model is not None and model.reason else ""
     reason = f"ready on the model server, not in service here{why}"
     return IndexEntry(entry.name, entry.version, "LOADING" if coming else "UNAVAILABLE", reason)
-
-
-def _number(version: str) -> tuple[int, str]:
-    """Sorts versions by their number."""
-    return (int(version), version) if version.isascii() and version.isdecimal() and len(version) < 20 else (-1, version)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.core.call import Attempt, Call
+from gateway.core.codes import Code
 from gateway.core.errors import GatewayError
 from gateway.core.faults import UpstreamFault, classify, in_stream_fault, to_error
 from gateway.core.outcome import Outcome
@@ -94,15 +95,15 @@ class StreamExchange:
         """None for the empty response that only tells the end, where the caller has not asked for that."""
         call, transport = self._call, self._transport
         if streamed.error:
-            fault = in_stream_fault(streamed.error, reached_model=streamed.final is not None)
-            row = classify(fault)
-            if not self._failed:
-                self._failed = True
-                transport.lost_model(call, self._attempt, self._connection, self._sent_s, fault)
-                transport.judge(call, self._attempt, fault, row)
-            return Response(streamed.message, to_error(fault, row))
-        if streamed.empty and streamed.final is True and call.decoupled and not call.wants_end:
-            return None
+            return self._told(streamed, in_stream_fault(streamed.error, reached_model=streamed.final is not None))
+        if streamed.empty and streamed.final is True:
+            if not call.decoupled:
+                # Triton 2.51 tells a cancelled request by an error without text, which on a stream looks like an
+                # answer without outputs: so ends a step of a sequence of which another, that waited, was cancelled.
+                text = "the model server ended the request without an answer"
+                return self._told(streamed, UpstreamFault(Code.CANCELLED, text, from_peer=True))
+            if not call.wants_end:
+                return None
         try:
             transport.check_answer(call, self._attempt, streamed.model_name, streamed.model_version)
         except GatewayError:
@@ -114,6 +115,15 @@ class StreamExchange:
             trail.answered_s = now_s = transport.now_s()
             transport.note_answer(call, self._attempt, self._connection, now_s)
         return Response(streamed.message)
+
+    def _told(self, streamed: StreamedResponse, fault: UpstreamFault) -> Response:
+        """A failure in the place of a response; the first one is the attempt's."""
+        row = classify(fault)
+        if not self._failed:
+            self._failed = True
+            self._transport.lost_model(self._call, self._attempt, self._connection, self._sent_s, fault)
+            self._transport.judge(self._call, self._attempt, fault, row)
+        return Response(streamed.message, to_error(fault, row))
 
     def _end(self) -> None:
         """The orderly end of the responses."""

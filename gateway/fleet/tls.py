@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gateway.core.faces import Files
 from gateway.policy.problems import PolicyError
-from gateway.policy.tls_files import NO_FILE, PemFile, TlsMaterial, expiry_warning, tls_material
+from gateway.policy.tls_files import TlsMaterial, expiry_warning, material_of, shown_names
 from gateway.policy.tls_schema import UpstreamTls
 from gateway.runtime.clock import Clock
 from gateway.runtime.watched import Watched
@@ -32,15 +32,10 @@ class PoolTls:
     ) -> None:
         """`changed` is called when the files have changed, and what is in them is good."""
         self.server_name = policy.server_name
-        names = tuple(
-            path_of(name) if name else "" for name in (policy.certificate_file, policy.key_file, policy.ca_file)
-        )
+        names = shown_names(path_of, policy.certificate_file, policy.key_file, policy.ca_file)
 
         def make(contents: tuple[bytes, ...]) -> TlsMaterial:
-            certificate, key, ca = (
-                PemFile(name, data) if name else NO_FILE for name, data in zip(names, contents, strict=True)
-            )
-            material = tls_material(certificate, key, ca)
+            material = material_of(names, contents)
             warning = expiry_warning(material, clock.wall_s())
             if warning:
                 _log.warning("the certificate for pool %s (%s) %s", pool, names[0], warning)

@@ -195,7 +195,7 @@ class _Walker:
             if field.required and name not in raw and name not in meant:
                 raw[name] = BAD
                 what = wanted(field.type, unit_of(name))
-                description = _description(field.type)
+                description = description_of(field.type)
                 self._add(node, path, f"the key `{name}` is missing", f"{description} Write {what}".strip())
         return raw
 
@@ -347,7 +347,8 @@ def _shown(node: Node) -> str:
     return "a list" if isinstance(node, Sequence) else "a mapping"
 
 
-def _description(info: inspect.Type) -> str:
+def description_of(info: inspect.Type) -> str:
+    """What the schema says of a key, "" if nothing."""
     if isinstance(info, inspect.Metadata) and info.extra_json_schema:
         return str(info.extra_json_schema.get("description", ""))
     return ""

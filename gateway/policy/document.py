@@ -15,7 +15,7 @@ import msgspec
 from msgspec import inspect
 
 from gateway.policy import later
-from gateway.policy.decode import decode
+from gateway.policy.decode import decode, description_of
 from gateway.policy.files import KEYS_BYTES_MAX, POLICY_BYTES_MAX
 from gateway.policy.identity_subjects import SUBJECTS_BYTES_MAX, SubjectEntry
 from gateway.policy.keys import KeyEntry
@@ -191,7 +191,7 @@ def tables(cls: Any, path: str, title: str = "") -> Iterator[str]:
         elif isinstance(type_, inspect.StructType):
             inner.append((type_, below))
         value = _value(type_, name)
-        row = (f"`{name}`", value, _default(field), _meaning(field.type))
+        row = (f"`{name}`", value, _default(field), description_of(field.type))
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
     yield ""
     for struct, below in inner:
@@ -217,18 +217,12 @@ def _default(field: inspect.Field) -> str:
     if isinstance(value, dict):
         return "see below"
     if value is None:
-        return "see right" if "Default:" in _meaning(field.type) else "none"
+        return "see right" if "Default:" in description_of(field.type) else "none"
     if isinstance(value, float) and value == int(value):
         value = int(value)
     if isinstance(value, list | tuple):
         return "`[" + ", ".join(f'"{item}"' for item in value) + "]`"
     return "empty" if value == "" else f"`{str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def _meaning(info: inspect.Type) -> str:
-    if isinstance(info, inspect.Metadata) and info.extra_json_schema:
-        return str(info.extra_json_schema.get("description", ""))
-    return ""
 
 
 def _later(file: str, keys: dict[str, str], values: dict[tuple[str, str], str]) -> Iterator[str]:

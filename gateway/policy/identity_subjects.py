@@ -14,16 +14,13 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 from msgspec import Meta
 
-from gateway.core.call import ANONYMOUS, Identity
+from gateway.core.call import Identity
 from gateway.core.credentials import PeerCertificate
 from gateway.core.errors import GatewayError, Reason
-from gateway.policy.decode import decode
+from gateway.policy.identity_list import ListKind, parse_identities
 from gateway.policy.keys import TENANT
-from gateway.policy.problems import Problems
 from gateway.policy.schema import ModelName, Strict
 from gateway.policy.words import name_pattern
-from gateway.policy.yaml_tree import Mapping as MappingNode
-from gateway.policy.yaml_tree import Sequence, parse
 
 SUBJECTS_BYTES_MAX = 1024 * 1024
 
@@ -47,6 +44,17 @@ class SubjectEntry(Strict, frozen=True, kw_only=True):
         tuple[ModelName, ...] | None, Meta(description="Models that the tenant may call with it. Default: all.")
     ] = None
     may_explain: Annotated[bool, Meta(description="May see replica names in `x-sluice-explain`.")] = False
+
+
+_SUBJECTS = ListKind(
+    entry=SubjectEntry,
+    field="subject",
+    noun="subject",
+    first="subject",
+    bytes_max=SUBJECTS_BYTES_MAX,
+    empty_remedy="give at least one",
+    anonymous_are="callers who show nothing",
+)
 
 
 class SubjectMap:
@@ -85,38 +93,11 @@ def subjects(certificate: PeerCertificate) -> tuple[str, ...]:
 
 def parse_subjects(data: bytes, file_name: str) -> SubjectMap:
     """The file's content: a YAML list of `SubjectEntry`. Raises `PolicyError` with every problem found."""
-    problems = Problems()
-    root = parse(data, file_name, SUBJECTS_BYTES_MAX, problems)
-    by_subject: dict[str, Identity] = {}
-    if isinstance(root, MappingNode):
-        remedy = "begin with `- subject:`"
-        problems.add(file_name, root.where, (), "a mapping stands where a list of subjects is wanted", remedy)
-    elif root is not None:
-        document = decode(root, tuple[SubjectEntry, ...], "keys", file_name, problems)
-        if isinstance(root, Sequence) and not root.items:
-            problems.add(file_name, root.where, (), "there is no subject in it", "give at least one")
-        lines: dict[str, int] = {}
-        for i in range(len(root.items) if isinstance(root, Sequence) else 0):
-            subject, tenant = document.get(i, "subject"), document.get(i, "tenant")
-            models, explain = document.get(i, "models"), document.get(i, "may_explain")
-            if subject is not None and subject.startswith("dns:"):
-                subject = subject.lower()
-            where = document.where(i, "subject")
-            if subject is not None and subject in lines:
-                message = f"this subject stands already in line {lines[subject]}"
-                problems.add(file_name, where, (i, "subject"), message, "each subject stands once")
-            if tenant is not None and tenant.lower() == ANONYMOUS.tenant:
-                remedy = "choose another name: it means callers who show nothing"
-                problems.add(file_name, document.where(i, "tenant"), (i, "tenant"), f"`{tenant}` is reserved", remedy)
-            if models is not None and not models:
-                remedy = "name models, or remove the key `models` to allow all"
-                problems.add(file_name, document.where(i, "models"), (i, "models"), "the list is empty", remedy)
-            if subject is not None and tenant is not None:
-                lines.setdefault(subject, where.line)
-                allowed = None if models is None else frozenset(models)
-                by_subject[subject] = Identity(tenant, allowed, bool(explain))
-    problems.raise_if_any()
-    return SubjectMap(by_subject)
+    return SubjectMap(parse_identities(data, file_name, _SUBJECTS, _canonical))
+
+
+def _canonical(subject: str) -> str:
+    return subject.lower() if subject.startswith("dns:") else subject
 
 
 def peer_certificate(certificate: x509.Certificate) -> PeerCertificate:

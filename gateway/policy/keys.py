@@ -18,13 +18,10 @@ from msgspec import Meta
 from gateway.core.call import ANONYMOUS, Identity
 from gateway.core.credentials import Credentials
 from gateway.core.errors import GatewayError, Reason
-from gateway.policy.decode import decode
 from gateway.policy.files import KEYS_BYTES_MAX
-from gateway.policy.problems import Path, Problems
+from gateway.policy.identity_list import ListKind, parse_identities
 from gateway.policy.schema import ModelName, Strict
 from gateway.policy.words import name_pattern
-from gateway.policy.yaml_tree import Mapping as MappingNode
-from gateway.policy.yaml_tree import Sequence, parse
 
 KEY_BYTES_MAX = 512
 """A longer key is refused unread: hashing must not be a way to burn the gateway's time."""
@@ -51,6 +48,17 @@ class KeyEntry(Strict, frozen=True, kw_only=True):
         tuple[ModelName, ...] | None, Meta(description="Models that the tenant may call with it. Default: all.")
     ] = None
     may_explain: Annotated[bool, Meta(description="May see replica names in `x-sluice-explain`.")] = False
+
+
+_KEYS = ListKind(
+    entry=KeyEntry,
+    field="sha256",
+    noun="key",
+    first="tenant",
+    bytes_max=KEYS_BYTES_MAX,
+    empty_remedy="give at least one, or write `mode: none`",
+    anonymous_are="callers without a key",
+)
 
 
 class AnonymousAuthenticator:
@@ -92,38 +100,8 @@ class KeyRing:
 
 def parse_keys(data: bytes, file_name: str) -> KeyRing:
     """A key file's content: a YAML list of `KeyEntry`. Raises `PolicyError` with every problem found."""
-    problems = Problems()
-    root = parse(data, file_name, KEYS_BYTES_MAX, problems)
-    if isinstance(root, MappingNode):
-        problems.add(
-            file_name, root.where, (), "a mapping stands where a list of keys is wanted", "begin with `- tenant:`"
-        )
-    elif root is not None:
-        document = decode(root, tuple[KeyEntry, ...], "keys", file_name, problems)
-        if isinstance(root, Sequence) and not root.items:
-            problems.add(file_name, root.where, (), "there is no key in it", "give at least one, or write `mode: none`")
-        by_digest: dict[bytes, Identity] = {}
-        lines: dict[str, int] = {}
-        for i in range(len(root.items) if isinstance(root, Sequence) else 0):
-            tenant, sha256 = document.get(i, "tenant"), document.get(i, "sha256")
-            models, explain = document.get(i, "models"), document.get(i, "may_explain")
-            path: Path = (i, "sha256")
-            where = document.where(*path)
-            if sha256 is not None and sha256 in lines:
-                message = f"this key stands already in line {lines[sha256]}"
-                problems.add(file_name, where, path, message, "each key stands once")
-            if tenant is not None and tenant.lower() == ANONYMOUS.tenant:
-                remedy = "choose another name: it means callers without a key"
-                problems.add(file_name, document.where(i, "tenant"), (i, "tenant"), f"`{tenant}` is reserved", remedy)
-            if models is not None and not models:
-                remedy = "name models, or remove the key `models` to allow all"
-                problems.add(file_name, document.where(i, "models"), (i, "models"), "the list is empty", remedy)
-            if sha256 is not None and tenant is not None:
-                lines.setdefault(sha256, where.line)
-                allowed = None if models is None else frozenset(models)
-                by_digest[bytes.fromhex(sha256)] = Identity(tenant, allowed, bool(explain))
-    problems.raise_if_any()
-    return KeyRing(by_digest)
+    by_digest = parse_identities(data, file_name, _KEYS)
+    return KeyRing({bytes.fromhex(sha256): identity for sha256, identity in by_digest.items()})
 
 
 def new_key(secret: bytes) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cryptography import x509
@@ -55,6 +56,19 @@ def tls_material(certificate: PemFile, key: PemFile, ca: PemFile) -> TlsMaterial
         ca=ca.data or b"",
         not_after_s=chain[0].not_valid_after_utc.timestamp() if chain else 0.0,
     )
+
+
+def shown_names(path_of: Callable[[str], str], *names: str) -> tuple[str, ...]:
+    """Configured names of files as they are read and shown; "" stays, where none is configured."""
+    return tuple(path_of(name) if name else "" for name in names)
+
+
+def material_of(names: Sequence[str], contents: Sequence[bytes]) -> TlsMaterial:
+    """`tls_material` of the contents of certificate, key and authorities; one without a file has the name ""."""
+    certificate, key, ca = (
+        PemFile(name, data) if name else NO_FILE for name, data in zip(names, contents, strict=True)
+    )
+    return tls_material(certificate, key, ca)
 
 
 def expiry_warning(material: TlsMaterial, wall_s: float) -> str:

@@ -16,9 +16,10 @@ import tritonclient.grpc as triton_grpc
 
 from gateway.wire.kserve.http_request import ALL_BINARY, ALL_JSON, OutputPlan
 from gateway.wire.kserve.http_response import encode_http_infer
-from tests.support.field_http import Answer, ask, record_of
+from tests.support.field_http import ask, record_of
 from tests.support.gateway_process import GatewayProcess
-from tests.unit.edge_driving import infer_response
+from tests.support.http_answer import Answer
+from tests.unit.edge_clients import infer_response
 
 Y = np.array([1.5, -2.5], dtype=np.float32)
 Z = np.array([7, -8, 9], dtype=np.int32)

@@ -21,18 +21,10 @@ from gateway.core.faults import UpstreamFault
 from gateway.core.header_names import HOP_BY_HOP
 from gateway.core.reply import Reply
 from gateway.fleet.http_get import HttpGetter
-from tests.support.field_http import Answer, ask
-from tests.unit.edge_driving import (
-    WAIT_S,
-    Client,
-    Edge,
-    ReceivingService,
-    get,
-    infer_body,
-    infer_response,
-    post,
-    running,
-)
+from tests.support.field_http import ask
+from tests.support.http_answer import Answer
+from tests.unit.edge_clients import WAIT_S, Client, get, infer_body, infer_response, post
+from tests.unit.edge_driving import Edge, ReceivingService, running
 
 WISHES = {
     "gzip": "gzip",

@@ -15,18 +15,8 @@ from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.reply import Reply
 from gateway.policy.schema import HttpLimits
-from tests.unit.edge_driving import (
-    WAIT_S,
-    Client,
-    Edge,
-    ReceivingService,
-    get,
-    infer_body,
-    post,
-    read_answers,
-    running,
-    talk,
-)
+from tests.unit.edge_clients import WAIT_S, Client, get, infer_body, post, read_answers, talk
+from tests.unit.edge_driving import Edge, ReceivingService, running
 
 HIDDEN = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 """41 bytes that are a body and look like a request."""

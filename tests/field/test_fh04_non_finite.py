@@ -17,8 +17,9 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2
 
-from tests.support.field_http import Answer, ask, record_of
+from tests.support.field_http import ask, record_of
 from tests.support.gateway_process import GatewayProcess
+from tests.support.http_answer import Answer
 
 RAW = bytes.fromhex("0000c07f 0100c07f 0000807f 000080ff 00000080 0000803f")
 """NaN, NaN with a payload, infinity, minus infinity, minus zero, one."""

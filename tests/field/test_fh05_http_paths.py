@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.reply import Reply
-from tests.unit.edge_driving import Edge, ReceivingService, infer_response, post, read_answers, turns
+from tests.unit.edge_clients import infer_response, post, read_answers
+from tests.unit.edge_driving import Edge, ReceivingService, turns
 
 NAMED = [
     ("/v2/models/team%2Fner/infer", "team/ner", ""),

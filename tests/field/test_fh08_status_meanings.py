@@ -54,6 +54,7 @@ from tests.support.fake_triton import (
     FakeTriton,
     Said,
     obey,
+    refusing,
 )
 from tests.support.field_http import ask, record_of
 from tests.support.gateway_process import GatewayProcess, write_policies
@@ -218,7 +219,7 @@ async def test_c_a_server_that_refuses_its_warm_up_calls_gets_no_other_and_the_o
     tmp_path: Path,
 ) -> None:
     async with asyncio.timeout(LIMIT_S), FakeTriton(M, N) as fake:
-        fake.acts["m"] = refusing_all(RESTRICTED)
+        fake.acts["m"] = refusing(RESTRICTED)
         async with fleet_of(tmp_path, [fake], {"m": {}, "n": {}}, wait_for=["n"]) as fleet:
             told = await fleet.grpc("m", "warm-1")
             assert (told.code, told.reason) == ("UNAVAILABLE", "no_replica")
@@ -231,13 +232,6 @@ async def test_c_a_server_that_refuses_its_warm_up_calls_gets_no_other_and_the_o
                 return await fleet.metric("sluice_warmup_calls_total", model="m", outcome="failed") > 0
 
             await until_async(counted, "the failed warm-up calls are on the metrics page")
-
-
-def refusing_all(said: Said) -> Act:
-    async def act(exchange: Exchange) -> None:
-        await exchange.refuse(said)
-
-    return act
 
 
 # --- twenty times from either protocol -------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from tests.support.fake_triton import (
     FakeTriton,
     Said,
     obey,
+    refusing,
 )
 
 LIMIT_S = 120
@@ -201,7 +202,7 @@ async def test_the_class_is_the_same_whether_a_code_told_it_or_a_text(name: str,
     said, code, reason = SAID[name]
     prefix = fleet.next_id("class")
     for model in ("one", "many"):
-        fleet.fakes[0].acts[model] = to_callers(refuse(said))
+        fleet.fakes[0].acts[model] = to_callers(refusing(said))
         call = fleet.stream(f"{prefix}-{model}")
         await write(call, model, "a")
         await read(call)
@@ -209,13 +210,6 @@ async def test_the_class_is_the_same_whether_a_code_told_it_or_a_text(name: str,
         assert await call.read() is grpc.aio.EOF
     for record in await fleet.records(f"{prefix}-", 2):
         assert (record["status"], record["reason"]) == (code, reason), record["model"]
-
-
-def refuse(said: Said) -> Act:
-    async def act(exchange: Exchange) -> None:
-        await exchange.refuse(said)
-
-    return act
 
 
 def to_callers(act: Act) -> Act:
@@ -331,11 +325,11 @@ async def trailers_14(exchange: Exchange) -> None:
 
 
 ENDS: dict[str, tuple[Act, int, str, bool]] = {
-    "bad input": (refuse(BAD_INPUT), 400, "upstream_invalid", False),
-    "queue full": (refuse(QUEUE_FULL), 503, "upstream_queue_full", True),
-    "waited too long": (refuse(QUEUE_TIMEOUT), 504, "upstream_queue_timeout", False),
-    "unloaded": (refuse(UNLOADED), 503, "upstream_not_loaded", True),
-    "unknown text": (refuse(CUDA_FAULT), 500, "upstream_broken", False),
+    "bad input": (refusing(BAD_INPUT), 400, "upstream_invalid", False),
+    "queue full": (refusing(QUEUE_FULL), 503, "upstream_queue_full", True),
+    "waited too long": (refusing(QUEUE_TIMEOUT), 504, "upstream_queue_timeout", False),
+    "unloaded": (refusing(UNLOADED), 503, "upstream_not_loaded", True),
+    "unknown text": (refusing(CUDA_FAULT), 500, "upstream_broken", False),
     "trailers": (trailers_14, 503, "upstream_broken", True),
 }
 

@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from gateway.wire.sse import SseDecoder
-from tests.unit.edge_driving import WAIT_S, Edge, StreamingService, post, running, unchunked
+from tests.support.http_answer import unchunked
+from tests.unit.edge_clients import WAIT_S, post
+from tests.unit.edge_driving import Edge, StreamingService, running
 
 STREAM = "/v2/models/fraud/generate_stream"
 BODY = b'{"x":1}'

@@ -15,22 +15,8 @@ from hypothesis import strategies as st
 from gateway.core.reply import Reply
 from gateway.edge.http_connection import TURN_EVENTS_MAX
 from gateway.policy.schema import HttpLimits
-from tests.unit.edge_driving import (
-    LIVE,
-    WAIT_S,
-    Client,
-    Edge,
-    GatedService,
-    ReceivingService,
-    get,
-    infer_body,
-    infer_response,
-    post,
-    read_answers,
-    running,
-    talk,
-    turns,
-)
+from tests.unit.edge_clients import LIVE, WAIT_S, Client, get, infer_body, infer_response, post, read_answers, talk
+from tests.unit.edge_driving import Edge, GatedService, ReceivingService, running, turns
 
 POST = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\n"
 MALFORMED = {

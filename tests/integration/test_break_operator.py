@@ -7,9 +7,7 @@ import os
 import shutil
 import signal
 import socket
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,16 +18,10 @@ from gateway.runtime.files import SystemFiles
 from gateway.runtime.workers import ThreadWorkers
 from tests.conftest import replicas_of
 from tests.support.gateway_process import GatewayProcess, write_policies
+from tests.support.waiting import wait_until
 
 WAIT_S = 20.0
 BODY = b'{"inputs":[{"name":"work","datatype":"FP32","shape":[1,1],"data":[0]}]}'
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end_s, "the condition did not come true"
-        time.sleep(0.02)
 
 
 def infer(gateway: GatewayProcess) -> None:
@@ -44,7 +36,7 @@ def serving_accel(gateway: GatewayProcess) -> bool:
 def test_a_hangup_is_an_orderly_end(fleet: LocalFleet, tmp_path: Path) -> None:
     listen = write_policies(tmp_path, replicas_of(fleet))
     with GatewayProcess(tmp_path, listen) as gateway:
-        wait_until(lambda: serving_accel(gateway))
+        wait_until(lambda: serving_accel(gateway), WAIT_S)
         infer(gateway)
         gateway.signal(signal.SIGHUP)
         gateway.signal(signal.SIGHUP)
@@ -56,7 +48,7 @@ def test_records_that_could_not_be_written_show_in_the_exit_code(fleet: LocalFle
     listen = write_policies(tmp_path, replicas_of(fleet))
     records = tmp_path / "records"
     with GatewayProcess(tmp_path, listen) as gateway:
-        wait_until(lambda: serving_accel(gateway))
+        wait_until(lambda: serving_accel(gateway), WAIT_S)
         shutil.rmtree(records)
         records.write_text("a file stands where the directory was")
         infer(gateway)

@@ -10,7 +10,6 @@ import http.client
 import json
 import os
 import socket
-import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from tritonclient.grpc import service_pb2
 from deploy.local import LocalFleet, TritonServer
 from tests.conftest import replicas_of
 from tests.support.gateway_process import MODEL_POLICIES, GatewayProcess, write_policies
+from tests.support.waiting import wait_until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -57,13 +57,6 @@ def triton_counts(server: TritonServer) -> dict[str, float]:
         if line.startswith("nv_inference_request_failure{") and 'reason="CANCELED"' in line:
             counts["canceled"] += float(line.rsplit(" ", 1)[1])
     return counts
-
-
-def wait_until(condition: Any, timeout_s: float = 20.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "the condition did not come true"
-        time.sleep(0.02)
 
 
 @pytest.fixture

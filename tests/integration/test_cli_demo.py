@@ -8,8 +8,7 @@ import asyncio
 import json
 import random
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from gateway.policy.load import load_policies
 from gateway.runtime.clock import SystemClock
 from tests.conftest import replicas_of
 from tests.support.gateway_process import ROOT, GatewayProcess, write_policies
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +44,6 @@ def infer(demo: GatewayProcess, *words: str) -> tuple[int, dict[str, Any]]:
     code = main(["infer", *words, "--url", f"http://{demo.http}", "--json", str(out)])
     document: dict[str, Any] = json.loads(out.read_text())
     return code, document
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end_s, "the condition did not come true"
-        time.sleep(0.05)
 
 
 def output(document: dict[str, Any], name: str) -> list[Any]:

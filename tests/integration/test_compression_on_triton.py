@@ -14,8 +14,9 @@ import tritonclient.http as sync_http
 import tritonclient.http.aio as aio_http
 
 from deploy.local import LocalFleet
-from tests.support.field_http import Answer, ask
+from tests.support.field_http import ask
 from tests.support.gateway_process import GatewayProcess
+from tests.support.http_answer import Answer
 from tests.unit.test_content_coding import SEEN_ON_TRITON
 
 INFER = "/v2/models/identity/infer"

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.differential import Differential
 from tests.support.differential_documents import PLAIN, document, one, region, tensor
-from tests.support.differential_grpc import packed_bytes
 from tests.support.differential_http import infer
+from tests.support.tensors import packed_bytes
 
 # --- elements ----------------------------------------------------------------------------------------------------
 

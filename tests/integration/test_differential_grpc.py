@@ -12,7 +12,8 @@ from tritonclient.grpc import service_pb2
 from tests.integration.conftest import ABSENT
 from tests.integration.test_differential_elements import PAYLOADS
 from tests.support.differential import Differential
-from tests.support.differential_grpc import infer_request, packed_bytes, tensor, unary
+from tests.support.differential_grpc import infer_request, tensor, unary
+from tests.support.tensors import packed_bytes
 
 FP32 = tensor("INPUT_FP32", "FP32", [2])
 RAW = struct.pack("<2f", 1, 2)

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.differential import Differential
 from tests.support.differential_documents import ITEMS, PLAIN, USER, Json, X, document, region, tensor, without
-from tests.support.differential_grpc import packed_bytes
 from tests.support.differential_http import infer
+from tests.support.tensors import packed_bytes
 
 # --- outputs -----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from tests.support.differential import Differential
-from tests.support.differential_grpc import infer_request, packed_bytes, stream, tensor
+from tests.support.differential_grpc import infer_request, stream, tensor
+from tests.support.tensors import packed_bytes
 
 FP32 = infer_request([tensor("INPUT_FP32", "FP32", [2])], [struct.pack("<2f", 1, float("nan"))], id="f")
 END = {"triton_enable_empty_final_response": True}

@@ -7,7 +7,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from deploy.local import LocalFleet, TritonServer, free_ports
 from gateway.wire.sse import SseDecoder
 from tests.conftest import replicas_of
 from tests.support.gateway_process import GatewayProcess, write_policies
+from tests.support.waiting import wait_until
 
 MODELS = ("streamer", "identity", "fraud")
 POLICIES = {name: {"objective": {"p99_ms": 5000}} for name in MODELS}
@@ -75,13 +76,6 @@ def log_line(server: TritonServer, request_id: str, event: str) -> dict[str, Any
                 return line
         time.sleep(0.02)
     raise AssertionError(f"the streamer has not logged the {event} of {request_id}")
-
-
-def until(check: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not check():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.05)
 
 
 SAME: list[tuple[str, Any]] = [
@@ -311,7 +305,7 @@ def test_each_call_has_one_record_with_the_number_of_its_responses(gateway: Gate
     ):
         _, headers, _ = post(gateway.http, path_of("streamer", route), body)
         ids[headers["x-request-id"]] = name
-    until(lambda: len(_records(gateway, set(ids))) == len(ids), "not every call has its record")
+    wait_until(lambda: len(_records(gateway, set(ids))) == len(ids), WAIT_S, "not every call has its record")
     told = {ids[record["request_id"]]: record for record in _records(gateway, set(ids))}
     counts = {name: record["responses"] for name, record in told.items()}
     assert counts.pop("late error") in (2, 3), "two tokens; the error counts if it stood in the place of a response"

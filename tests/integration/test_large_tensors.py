@@ -19,8 +19,9 @@ from tritonclient.grpc import service_pb2
 
 from deploy.local import LocalFleet
 from tests.conftest import replicas_of
-from tests.support.field_http import Answer, ask, record_of
+from tests.support.field_http import ask, record_of
 from tests.support.gateway_process import GatewayProcess, write_policies
+from tests.support.http_answer import Answer
 
 KIB, MIB = 1024, 1024 * 1024
 LARGE = np.tile(np.arange(MIB, dtype=np.float32), 16)

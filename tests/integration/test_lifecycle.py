@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from deploy.local import LocalFleet
 from tests.conftest import replicas_of
 from tests.support.gateway_process import MODEL_POLICIES, ROOT, GatewayProcess, write_policies
 from tests.support.ports import free_port
+from tests.support.waiting import wait_until
 
 ACCEL = {"accel": MODEL_POLICIES["accel"]}
 
@@ -160,14 +160,6 @@ def reachable(gateway: GatewayProcess) -> bool:
         return gateway.get("http", "/v2/health/live")[0] == 200
     except OSError:
         return False
-
-
-def wait_until(condition: object, timeout_s: float = 20.0) -> None:
-    assert callable(condition)
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "the condition did not come true"
-        time.sleep(0.02)
 
 
 def _ignore_errors(gateway: GatewayProcess) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
@@ -29,6 +29,7 @@ from deploy.local import LocalFleet, free_ports
 from tests.conftest import replicas_of
 from tests.support.certificates import Authority, Pair, replace
 from tests.support.gateway_process import MODEL_POLICIES, ROOT, GatewayProcess, write_policies
+from tests.support.waiting import wait_until
 from tests.unit.test_identity_jwt import jwk, jwks
 
 ACCEL = {"accel": MODEL_POLICIES["accel"], "identity": MODEL_POLICIES["identity"]}
@@ -159,13 +160,6 @@ class Caller:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "the condition did not come true"
-        time.sleep(0.02)
 
 
 def shown(gateway: GatewayProcess, port: str, place: Place, pair: tuple[Path, Path] | None = None) -> int:

@@ -3,13 +3,21 @@
 `python -m tests.simulation --seeds N` runs many seeds, `--seed S --trace` replays one. The files, from the inside out:
 
 - `loop.py`: the event loop: virtual time, seeded order, refusal of everything real. `trace.py`: what two runs share.
-- `batcher.py`, `triton.py`, `metrics_page.py`: one Triton server and its faults. `network.py`: machines, connections,
-  names, black holes. `pipe.py`: a client's connection as a byte stream.
-- `scenario.py`: everything that a seed decides, as data. `entrance.py`: how its calls enter, as objects or as HTTP.
+- `triton.py`, `states.py`: one Triton server, its life and its lies. `intake.py`: what it does with a request before a
+  model has it, and ModelStreamInfer. `batcher.py`, `streamer.py`, `sequencer.py`: models with one response, with any
+  number, with a state. `descriptions.py`, `metrics_page.py`: what it says of them.
+- `network.py`, `network_stream.py`: machines, connections, streams, names, black holes. `pipe.py`: a client's
+  connection as a byte stream.
+- `plans.py`: what clients do, as data. `scenario.py`, `stream_plans.py`: all that a seed decides.
+- `clients.py`: who comes when. `entrance.py`, `generate_entrance.py`: calls as objects or as HTTP.
+  `stream_entrance.py`: streams, through the edge's own `ClientStream` over a port in memory. `stream_parts.py`: which
+  message answers which call.
 - `house.py`: the product's assembly over these faces. `small_house.py`: a tiny one, for its own tests.
-- `run.py`: one run. `report.py`: what it leaves. `checks.py`: the invariants. `runner.py`: many runs, and the command.
+- `run.py`: one run. `watch.py`: what is judged as it happens. `report.py`: what a run leaves. `checks.py`,
+  `stream_checks.py`, `sequence_checks.py`: the invariants. `runner.py`: many runs, and the command.
 
-What is not in it: the gRPC edge and the gRPC client (C threads; the integration tests have them), the admin server,
-signals. To add a fault, add a function to `_FAULTS` in `scenario.py` and, if it is a new event, a row to `_EVENTS` in
-`run.py`. To add an invariant, add a function to `CHECKS`, and a test that plants what it must find.
+What is not in it: the library of the gRPC edge and the gRPC client (C threads; the integration tests have them), the
+admin server, signals. To add a fault, add a function to `_FAULTS` in `scenario.py` and, if it is a new event, a row to
+`_EVENTS` in `run.py`. To add an invariant, add a function to a list of checks, and a test that plants what it must
+find.
 """

@@ -159,6 +159,13 @@ class RealHouse:
         record = None if member is None else member.replica.models.get((model, version))
         return -math.inf if record is None else record.held_until_s
 
+    def stuck_steps(self) -> Iterator[str]:
+        for model, layer in self.assembly.stack.sequences.items():
+            if layer._table._waiting:
+                for (version, sequence), entry in layer._table._entries.items():
+                    if entry.steps and not entry.steps[0].gone:
+                        yield f"{model} {version}: a step of sequence {sequence!r} waits, and nothing is before it"
+
     def waiting_places(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         now_s = self.world.clock.now_s()
         for model, layer in self.assembly.stack.admissions.items():

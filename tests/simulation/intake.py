@@ -74,7 +74,7 @@ def begin(server: Triton, intake: Intake, done: Done) -> Request | None:
         return request if request.done is not None else None
     sequence = sequence_of(message)
     if not sequence:
-        done(wants_id(message.model_name, message.id))
+        done(wants_id(message.model_name))
         return None
     step = SequenceRequest(message, batch, now_s, expires_s, done)
     step.sequence = sequence
@@ -194,13 +194,15 @@ def _nowhere(_: bytes | UpstreamFault) -> None:
 
 
 def encode_part(part: Part, request: pb.ModelInferRequest) -> bytes:
-    """A `ModelStreamInferResponse`. One that only tells the end names the version as the request did."""
+    """A `ModelStreamInferResponse`. One without outputs names model and version as the request did, if it came from the
+    model; else neither.
+    """
     answer = pb.ModelStreamInferResponse(error_message=part.error)
     if part.message:
         answer.infer_response.MergeFromString(part.message)
     else:
         answer.infer_response.id = request.id
-        if not part.error:
+        if part.final is not None:
             answer.infer_response.model_name = request.model_name
             answer.infer_response.model_version = request.model_version
     if part.final is not None:

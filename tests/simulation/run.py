@@ -71,6 +71,10 @@ class House(Protocol):
         """Until when it keeps the version out of service there on purpose; minus infinity if it does not."""
         ...
 
+    def stuck_steps(self) -> Iterable[str]:
+        """Steps of sequences that wait although all before them is over, in words."""
+        ...
+
     def waiting_places(self) -> Iterable[tuple[str, str, Mapping[str, Any]]]:
         """(model, version, statistics of its admission) for each that exists now."""
         ...

@@ -3,8 +3,9 @@
 The rules are those of Triton's direct strategy. A sequence begins with a request that says start, takes a slot until
 one says end or none came for the idle time, and its requests run one after the other. A start that finds no free slot
 waits for one, and what follows it waits behind it. A start for a sequence that is here begins it anew. A request
-without start for a sequence that is not here is refused. What fails inside does not end a sequence. Ids are typed: the
-number 7 and the string "7" are two sequences.
+without start for a sequence that is not here is refused. What fails inside does not end a sequence, nor does a cancel
+of what runs; a cancel of what waits does, and all that waits behind it is cancelled too (seen on 2.51). Ids are typed:
+the number 7 and the string "7" are two sequences.
 
 The state is a digest over all questions since the start, and so is every answer: whoever was begun again elsewhere, or
 lost a step on the way, answers something else.
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 
 from gateway.core.codes import Code
 from gateway.core.faults import UpstreamFault
-from tests.simulation.batcher import Counts, Host, ModelSpec, Request, answer_digest, fault, log_id
+from tests.simulation.batcher import Counts, Host, ModelSpec, Request, answer_digest, fault
 
 SequenceId = int | str
 
@@ -109,7 +110,7 @@ class Sequencer:
             text = (
                 f"inference request for sequence {sequence} to model '{self.spec.name}' must specify the START flag on "
             )
-            request.finish(fault(Code.INVALID_ARGUMENT, f"{log_id(request.id)}{text}the first request of the sequence"))
+            request.finish(fault(Code.INVALID_ARGUMENT, f"{text}the first request of the sequence"))
         elif len(self.slots) < self.spec.sequences:
             self._open(sequence, deque((request,)))
         else:
@@ -118,8 +119,8 @@ class Sequencer:
     def _open(self, sequence: SequenceId, requests: deque[SequenceRequest]) -> None:
         slot = self.slots[sequence] = _Slot(self._server.now_s())
         self._watch(sequence, slot)
-        for request in requests:
-            self._queue(sequence, slot, request)
+        slot.queue.extend(requests)
+        self._run(sequence, slot)
 
     def _queue(self, sequence: SequenceId, slot: _Slot, request: SequenceRequest) -> None:
         slot.touched_s = self._server.now_s()
@@ -128,6 +129,9 @@ class Sequencer:
 
     def _run(self, sequence: SequenceId, slot: _Slot) -> None:
         if slot.running or not slot.queue:
+            return
+        if slot.queue[0].cancelled:
+            self._cancelled(sequence, slot)
             return
         request = slot.queue.popleft()
         server, spec = self._server, self.spec
@@ -143,6 +147,16 @@ class Sequencer:
         server.executed[request.question] += 1
         server.note("step", spec.name, self.version, repr(sequence), request.id, "start" if request.start else "")
         server.after(took_s, lambda: self._ran(sequence, slot, request))
+
+    def _cancelled(self, sequence: SequenceId, slot: _Slot) -> None:
+        """A request whose turn has come was cancelled: its sequence ends here, with all that waits behind it."""
+        requests = list(slot.queue)
+        slot.queue.clear()
+        self._server.note("cancelled", self.spec.name, self.version, repr(sequence), len(requests))
+        self._free(sequence, slot)
+        for request in requests:
+            self.counts.cancelled += 1
+            request.finish(fault(Code.CANCELLED, ""))
 
     def _ran(self, sequence: SequenceId, slot: _Slot, request: SequenceRequest) -> None:
         server = self._server
@@ -199,9 +213,7 @@ def next_state(state: bytes, question: bytes) -> bytes:
     return hashlib.blake2b(state + b"\0" + question, digest_size=16).digest()
 
 
-def wants_id(model: str, request_id: str) -> UpstreamFault:
+def wants_id(model: str) -> UpstreamFault:
     """The refusal of a request without an id."""
-    return fault(
-        Code.INVALID_ARGUMENT,
-        f"{log_id(request_id)}inference request to model '{model}' must specify a non-zero or non-empty correlation ID",
-    )
+    text = f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID"
+    return fault(Code.INVALID_ARGUMENT, text)

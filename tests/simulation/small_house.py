@@ -112,12 +112,12 @@ class SmallTransport:
             answer = await client.infer(request, call.metadata, patience_s)
         except UpstreamFault as fault:
             row = classify(fault)
-            attempt.outcome, attempt.text = row.outcome, fault.text
+            attempt.outcome, attempt.text, attempt.ended_s = row.outcome, fault.text, self._world.clock.now_s()
             raise to_error(fault, row) from fault
         message = pb.ModelInferResponse.FromString(answer)
         call.trail.version_served = message.model_version
         if (message.model_name, message.model_version) != (call.model, version):
-            attempt.outcome = Outcome.BROKEN
+            attempt.outcome, attempt.ended_s = Outcome.BROKEN, self._world.clock.now_s()
             raise GatewayError(Reason.UPSTREAM_WRONG_ANSWER, "the replica answered for another model or version")
         return Reply(answer)
 
@@ -182,6 +182,9 @@ class SmallHouse:
 
     def held_until_s(self, machine: str, model: str, version: str) -> float:
         return -math.inf
+
+    def stuck_steps(self) -> Iterator[str]:
+        return iter(())
 
     def waiting_places(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         now_s = self.world.clock.now_s()

@@ -59,6 +59,8 @@ def the_record_of_a_stream_says_what_its_client_saw(report: Report) -> Iterator[
                 elif entry.responses != len(ending.parts):
                     yield f"{name_of(plan)}: {len(ending.parts)} responses came, the record says {entry.responses}"
             elif errors:
+                if entry.outcome == "abandoned" and _left(plan, report):
+                    continue  # it was told that, and then it went
                 # What the edge itself tells (of a deadline that passed meanwhile, say) may stand in another's place.
                 theirs = report.errors.get(plan.number, [])
                 if not entry.reason or (entry.text != errors[0][:512] and (errors[0] in theirs or not theirs)):
@@ -68,6 +70,10 @@ def the_record_of_a_stream_says_what_its_client_saw(report: Report) -> Iterator[
                 yield f"{name_of(plan)}: the client saw {ending.status}, the record says {entry.reason}"
             if entry.responses < len([part for part in ending.parts if not part.error]):
                 yield f"{name_of(plan)}: {len(ending.parts)} responses came, the record says {entry.responses}"
+
+
+def _left(plan: CallPlan, report: Report) -> bool:
+    return plan.session is not None and report.sessions[plan.session].status in {"left", "expired"}
 
 
 def responses_are_ones_own_and_in_order(report: Report) -> Iterator[str]:

@@ -109,6 +109,8 @@ class Watch:
                 if slots is not None and state["in_flight_by_replica"].get(replica, 0) < slots:
                     text = f"{count} steps of sequences wait for {replica}, where a slot is free"
                     self._world.report.violate(f"{model} {version}: {text}")
+        for text in self._house.stuck_steps():
+            self._world.report.violate(text)
         for stream in self._streams():
             self._nobody_left(stream)
 

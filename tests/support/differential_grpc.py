@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,8 +134,3 @@ def set_parameters(target: Any, values: dict[str, Any]) -> None:
             continue
         member, plain = value if isinstance(value, tuple) else (_MEMBERS[type(value)], value)
         setattr(target[key], member, plain)
-
-
-def packed_bytes(*elements: bytes) -> bytes:
-    """BYTES elements as raw contents."""
-    return b"".join(struct.pack("<I", len(each)) + each for each in elements)

@@ -14,8 +14,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from gateway.wire.kserve.datatypes import BY_NAME
-from tests.support.differential_grpc import CONTENTS, GrpcSent, infer_request, packed_bytes, tensor, unary
+from tests.support.differential_grpc import CONTENTS, GrpcSent, infer_request, tensor, unary
 from tests.support.differential_http import HttpSent, infer
+from tests.support.tensors import packed_bytes
 
 Json = dict[str, Any]
 VECTORS = {datatype: f"INPUT_{datatype}" for datatype in BY_NAME}

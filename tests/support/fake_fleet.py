@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,8 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.support.fake_triton import FakeTriton, static
-from tests.support.field_http import Answer, ask
+from tests.support.field_http import ask
 from tests.support.gateway_process import GatewayProcess, write_policies
+from tests.support.http_answer import Answer
+from tests.support.pace import SteadyCalls
 
 WAIT_S = 30.0
 PATIENT = {"interval_ms": 300, "timeout_ms": 3000, "failures_to_down": 4}
@@ -190,35 +193,19 @@ class FakeFleet:
         await until_async(there, f"{models} served by {sorted(wanted)}")
 
 
-class Traffic:
-    """Calls of one model at a steady pace while the block runs, every tenth over HTTP. All have ended at its end."""
+class Traffic(SteadyCalls):
+    """Calls of one model, every tenth over HTTP."""
 
     def __init__(self, fleet: FakeFleet, model: str, every_s: float = 0.01) -> None:
+        super().__init__(every_s)
         self.good = 0
         self.failed: list[Told] = []
         self._fleet = fleet
         self._model = model
-        self._every_s = every_s
-        self._out: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count(1)
 
-    async def __aenter__(self) -> Traffic:
-        self._running = asyncio.ensure_future(self._run())
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        self._running.cancel()
-        await asyncio.gather(self._running, *self._out, return_exceptions=True)
-
-    async def _run(self) -> None:
-        number = 0
-        while True:
-            number += 1
-            task = asyncio.ensure_future(self._one("grpc" if number % 10 else "http"))
-            self._out.add(task)
-            task.add_done_callback(self._out.discard)
-            await asyncio.sleep(self._every_s)
-
-    async def _one(self, protocol: str) -> None:
+    async def _one(self) -> None:
+        protocol = "grpc" if next(self._numbers) % 10 else "http"
         told = await self._fleet.call(protocol, self._model, self._fleet.next_id(f"load-{self._model}"))
         if told.ok:
             self.good += 1

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from tests.support.gateway_process import GatewayProcess
+from tests.support.http_answer import Answer, unchunked
 
 WAIT_S = 30.0
-
-
-class Answer:
-    """Status, headers (names in lower case; a repeated one is an error) and the body as sent."""
-
-    def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        self.status = status
-        self.headers = headers
-        self.body = body
-
-    @property
-    def error(self) -> str:
-        text = json.loads(self.body)["error"]
-        assert isinstance(text, str)
-        return text
 
 
 def ask(
@@ -63,23 +48,12 @@ def read_answer(data: bytes, *, bodiless: bool = False) -> Answer:
     assert (coding is None) != (length is None), "either a length or chunks"
     if coding is not None:
         assert coding == "chunked"
-        return Answer(status, headers, _unchunk(body))
+        chunks, after = unchunked(body)
+        assert after == b"", "the last chunk is missing, or bytes stand behind it"
+        return Answer(status, headers, b"".join(chunks))
     assert length is not None
     assert len(body) == (0 if bodiless else int(length)), f"{len(body)} bytes came, {length} were announced"
     return Answer(status, headers, body)
-
-
-def _unchunk(data: bytes) -> bytes:
-    body = bytearray()
-    while True:
-        line, _, data = data.partition(b"\r\n")
-        size = int(line, 16)
-        body += data[:size]
-        assert data[size : size + 2] == b"\r\n"
-        data = data[size + 2 :]
-        if not size:
-            assert data == b"", "bytes behind the last chunk"
-            return bytes(body)
 
 
 def record_of(gateway: GatewayProcess, request_id: str) -> dict[str, Any]:

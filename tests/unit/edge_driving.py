@@ -7,7 +7,6 @@ import contextlib
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 from google.protobuf import json_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -31,14 +30,12 @@ from gateway.policy.schema import HttpLimits
 from gateway.runtime.chance import Chance
 from gateway.runtime.clock import Clock, SystemClock
 from gateway.runtime.wheel import TimerWheel
-from gateway.wire.kserve import protobuf as pb
 from gateway.wire.kserve.metadata import ModelMetadata, ServerMetadata, TensorMetadata
 from gateway.wire.kserve.repository import index_to_protobuf
 from tests.support.clock import ManualClock
+from tests.unit.edge_clients import WAIT_S, infer_response, read_answers, text_response
 
 MIB = 1024 * 1024
-WAIT_S = 20.0
-"""No test waits longer than this for anything: what has not come then will not come."""
 CONFIG = json.dumps(
     {
         "name": "fraud",
@@ -48,56 +45,6 @@ CONFIG = json.dumps(
     }
 ).encode()
 CONFIG_PROTO = ModelConfigResponse(config=json_format.Parse(CONFIG, ModelConfig())).SerializeToString()
-
-
-def infer_body(values: list[float] | None = None, **more: Any) -> bytes:
-    """A small JSON inference request."""
-    values = [1.0, 2.0] if values is None else values
-    return json.dumps(
-        {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, len(values)], "data": values}], **more}
-    ).encode()
-
-
-def infer_response(model: str = "fraud", version: str = "1", elements: int = 1) -> bytes:
-    """A serialized `ModelInferResponse` with one FP32 output of zeros."""
-    output = pb.text_field(1, "y") + pb.text_field(2, "FP32") + pb.len_field(3, pb.varint(1) + pb.varint(elements))
-    return (
-        pb.text_field(1, model)
-        + pb.text_field(2, version)
-        + pb.len_field(5, output)
-        + pb.len_field(6, b"\0\0\0\0" * elements)
-    )
-
-
-def text_response(text: str | bytes, model: str = "fraud", version: str = "1") -> bytes:
-    """A serialized `ModelInferResponse` with one BYTES output, `text`, of one element."""
-    element = text.encode() if isinstance(text, str) else text
-    output = pb.text_field(1, "text") + pb.text_field(2, "BYTES") + pb.len_field(3, b"\x01")
-    return (
-        pb.text_field(1, model)
-        + pb.text_field(2, version)
-        + pb.len_field(5, output)
-        + pb.len_field(6, len(element).to_bytes(4, "little") + element)
-    )
-
-
-def post(target: str = "/v2/models/fraud/infer", body: bytes | None = None, **headers: str) -> bytes:
-    """A whole request. Header names are given with `_` for `-`."""
-    body = infer_body() if body is None else body
-    lines = [f"POST {target} HTTP/1.1", "Host: sluice"]
-    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
-    if "Transfer_Encoding" not in headers and "Content_Length" not in headers:
-        lines.append(f"Content-Length: {len(body)}")
-    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
-
-
-def get(target: str, **headers: str) -> bytes:
-    lines = [f"GET {target} HTTP/1.1", "Host: sluice"]
-    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
-    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
-
-
-LIVE = get("/v2/health/live")
 
 
 class ReceivingService:
@@ -524,110 +471,6 @@ class MemoryTransport(asyncio.Transport):
         if not self.lost:
             self.lost = self.closing = True
             self.protocol.connection_lost(error)
-
-
-def unchunked(body: bytes) -> tuple[list[bytes], bytes | None]:
-    """The chunks of a chunked body, and what follows its end: None if the end is missing."""
-    chunks: list[bytes] = []
-    while body:
-        line, newline, rest = body.partition(b"\r\n")
-        assert newline, f"a cut chunk: {body!r}"
-        size = int(line, 16)
-        assert rest[size : size + 2] == b"\r\n", "a chunk of another length than it says"
-        body = rest[size + 2 :]
-        if size == 0:
-            return chunks, body
-        chunks.append(rest[:size])
-    return chunks, None
-
-
-class Answer:
-    """One parsed HTTP answer."""
-
-    def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        self.status = status
-        self.headers = headers
-        self.body = body
-
-    @property
-    def error(self) -> str:
-        document = json.loads(self.body)
-        assert list(document) == ["error"]
-        assert isinstance(document["error"], str)
-        return document["error"]
-
-
-def read_answers(data: bytes) -> list[Answer]:
-    """Every final answer in `data`, which must hold whole ones only; 100s are left out. Answers must have a length."""
-    answers = []
-    while data:
-        head, blank, rest = data.partition(b"\r\n\r\n")
-        assert blank, f"a cut answer: {data!r}"
-        line, *lines = head.decode("latin-1").split("\r\n")
-        assert line.startswith("HTTP/1.1 ")
-        status = int(line.split(" ")[1])
-        if status == 100:
-            data = rest
-            continue
-        headers = {name.lower(): value for name, value in (each.split(": ", 1) for each in lines)}
-        length = int(headers["content-length"])
-        assert len(rest) >= length, "a cut body"
-        answers.append(Answer(status, headers, rest[:length]))
-        data = rest[length:]
-    return answers
-
-
-async def talk(address: tuple[str, int], data: bytes, *, finish: bool = False) -> list[Answer]:
-    """Send `data`, read until the server closes, and return the answers. With `finish`, half-close after sending."""
-    async with asyncio.timeout(WAIT_S):
-        reader, writer = await asyncio.open_connection(*address)
-        try:
-            writer.write(data)
-            if finish:
-                writer.write_eof()
-            return read_answers(await reader.read())
-        finally:
-            writer.close()
-
-
-class Client:
-    """A keep-alive client on a raw socket."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    @classmethod
-    async def connect(cls, address: tuple[str, int]) -> Client:
-        return cls(*await asyncio.open_connection(*address))
-
-    def send(self, data: bytes) -> None:
-        self.writer.write(data)
-
-    async def answer(self, *, bodiless: bool = False) -> Answer:
-        """The next final answer; `bodiless` if it is one to HEAD."""
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                head = await self.reader.readuntil(b"\r\n\r\n")
-                if not head.startswith(b"HTTP/1.1 100 "):
-                    break
-            lines = head.decode("latin-1").split("\r\n")
-            headers = {name.lower(): value for name, value in (each.split(": ", 1) for each in lines[1:-2])}
-            body = b"" if bodiless else await self.reader.readexactly(int(headers["content-length"]))
-        return Answer(int(lines[0].split(" ")[1]), headers, body)
-
-    async def ended(self) -> bool:
-        """Wait for the server's end of the connection; whether nothing came before it."""
-        try:
-            async with asyncio.timeout(WAIT_S):
-                return await self.reader.read() == b""
-        except ConnectionResetError:
-            return True
-
-    async def close(self) -> None:
-        self.writer.close()
-        with contextlib.suppress(ConnectionError):
-            await self.writer.wait_closed()
 
 
 class HandWheel(TimerWheel):

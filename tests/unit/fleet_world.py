@@ -42,6 +42,7 @@ from tests.simulation.run import VirtualClock
 from tests.simulation.trace import Trace
 from tests.simulation.triton import Triton
 from tests.support.calls import call_sent_to
+from tests.support.pace import SteadyCalls
 
 POOL = "gpu"
 
@@ -161,10 +162,11 @@ class FleetWorld:
         return call_sent_to(f"{POOL}/{host}:8001", model, version, message, self.loop.time(), timeout_s)
 
 
-class Load:
-    """Calls of one model version at a steady pace; each goes to the next of those that take calls at that moment."""
+class Load(SteadyCalls):
+    """Calls of one model version; each goes to the next of those that take calls at that moment."""
 
     def __init__(self, world: FleetWorld, model: str, version: str = "1", every_s: float = 0.005) -> None:
+        super().__init__(every_s)
         self.answered: Counter[str] = Counter()
         """Good answers by host."""
         self.failed: list[tuple[float, str, Reason]] = []
@@ -173,24 +175,7 @@ class Load:
         """When the last call was sent, by host."""
         self._world = world
         self._key = (model, version)
-        self._every_s = every_s
         self._turn = 0
-        self._out: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Load:
-        self._running = asyncio.ensure_future(self._run())
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        self._running.cancel()
-        await asyncio.gather(self._running, *self._out, return_exceptions=True)
-
-    async def _run(self) -> None:
-        while True:
-            task = asyncio.ensure_future(self._one())
-            self._out.add(task)
-            task.add_done_callback(self._out.discard)
-            await asyncio.sleep(self._every_s)
 
     async def _one(self) -> None:
         world, now_s = self._world, self._world.loop.time()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
+
+from tests.support.tensors import packed_bytes
 
 names = st.text(max_size=12)
 int64s = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -28,11 +29,6 @@ NUMPY: dict[str, str] = {
     "FP64": "<f8",
 }
 JSON_NUMERIC = tuple(name for name in NUMPY if name != "FP16")
-
-
-def bytes_tensor(elements: list[bytes]) -> bytes:
-    """BYTES elements in raw form."""
-    return b"".join(struct.pack("<I", len(each)) + each for each in elements)
 
 
 @st.composite
@@ -114,7 +110,7 @@ def infer_responses(draw: st.DrawFn) -> Any:
         if datatype == "BYTES":
             elements = draw(st.lists(names, max_size=4))
             output.shape.append(len(elements))
-            response.raw_output_contents.append(bytes_tensor([each.encode() for each in elements]))
+            response.raw_output_contents.append(packed_bytes(*(each.encode() for each in elements)))
         else:
             array = draw(arrays(datatype))
             output.shape.extend(array.shape)

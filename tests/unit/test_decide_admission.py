@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.snapshot import Candidate
-from gateway.decide.admission import QUEUE_MIN, Admission, Granted, Queued, Refused, Ticket
-from gateway.decide.pick import LeastInFlight
+from gateway.decide.admission import QUEUE_MIN, Granted, Queued, Refused, Ticket
+from tests.support.admission import admission
 
 A, B = Candidate("gpu/a", 2), Candidate("gpu/b", 1)
-
-
-def admission(*candidates: Candidate, queue_max: int | None = None, seed: int = 1) -> Admission:
-    made = Admission(LeastInFlight(random.Random(seed)), queue_max)
-    made.update(candidates)
-    return made
 
 
 def test_without_a_replica_a_call_is_refused_at_once() -> None:

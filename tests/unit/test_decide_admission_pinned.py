@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import random
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.snapshot import Candidate
-from gateway.decide.admission import Admission, Granted, Queued, Refused, Ticket
-from gateway.decide.pick import LeastInFlight
+from gateway.decide.admission import Granted, Queued, Refused, Ticket
+from tests.support.admission import admission
 
 A, B = Candidate("gpu/a", 1), Candidate("gpu/b", 1)
-
-
-def admission(*candidates: Candidate, queue_max: int | None = None, seed: int = 1) -> Admission:
-    made = Admission(LeastInFlight(random.Random(seed)), queue_max)
-    made.update(candidates)
-    return made
 
 
 def pinned(replica: str = "gpu/a", *, opens: bool = False) -> Ticket:

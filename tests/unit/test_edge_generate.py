@@ -19,21 +19,9 @@ from gateway.edge.http_generate import HttpGenerate
 from gateway.policy.schema import HttpLimits
 from gateway.wire.sse import SseDecoder
 from tests.support.clock import ManualClock
-from tests.unit.edge_driving import (
-    LIVE,
-    WAIT_S,
-    Answer,
-    Edge,
-    MemoryTransport,
-    ScriptedStream,
-    StreamingService,
-    get,
-    post,
-    read_answers,
-    text_response,
-    turns,
-    unchunked,
-)
+from tests.support.http_answer import Answer, unchunked
+from tests.unit.edge_clients import LIVE, WAIT_S, get, post, read_answers, text_response
+from tests.unit.edge_driving import Edge, MemoryTransport, ScriptedStream, StreamingService, turns
 
 GENERATE = "/v2/models/fraud/generate"
 STREAM = "/v2/models/fraud/generate_stream"

@@ -29,21 +29,9 @@ from gateway.edge.http_coding import (
 from gateway.policy.schema import HttpLimits
 from gateway.runtime.workers import ThreadWorkers
 from tests.support.clock import ManualClock
-from tests.unit.edge_driving import (
-    MIB,
-    WAIT_S,
-    Answer,
-    Client,
-    Edge,
-    GatedService,
-    ReceivingService,
-    infer_body,
-    infer_response,
-    post,
-    read_answers,
-    running,
-    turns,
-)
+from tests.support.http_answer import Answer
+from tests.unit.edge_clients import WAIT_S, Client, infer_body, infer_response, post, read_answers
+from tests.unit.edge_driving import MIB, Edge, GatedService, ReceivingService, running, turns
 
 T = TypeVar("T")
 
@@ -70,6 +58,12 @@ class HandWorkers:
 
     async def aclose(self, limit_s: float) -> bool:
         return True
+
+
+def work_by_hand(edge: Edge) -> HandWorkers:
+    """Give the edge such workers."""
+    workers = edge.server.kit.coding.workers = HandWorkers()
+    return workers
 
 
 @pytest.fixture
@@ -257,8 +251,7 @@ async def test_memory_is_asked_for_as_the_body_grows_and_given_back() -> None:
 async def test_a_small_body_is_inflated_at_once_and_a_large_one_by_the_workers_in_slices() -> None:
     service = GatedService()
     edge = Edge(service)
-    workers = HandWorkers()
-    edge.server.kit.coding.workers = workers
+    workers = work_by_hand(edge)
     transport = edge.connect()
     transport.feed(post(body=gzip.compress(infer_body()), Content_Encoding="gzip"))
     (await service.next()).answer()
@@ -289,8 +282,7 @@ async def test_a_small_body_is_inflated_at_once_and_a_large_one_by_the_workers_i
 
 async def test_a_caller_that_leaves_while_its_body_is_inflated_leaves_nothing_behind() -> None:
     edge = Edge(GatedService())
-    workers = HandWorkers()
-    edge.server.kit.coding.workers = workers
+    workers = work_by_hand(edge)
     transport = edge.connect()
     body, length = binary_body(bytes(5 * MIB))
     transport.feed(post(body=gzip.compress(body), Content_Encoding="gzip", Inference_Header_Content_Length=str(length)))
@@ -307,8 +299,7 @@ async def test_a_body_that_ends_early_while_it_is_inflated_fails_once() -> None:
     """The time-out strikes while a worker has a slice of it."""
     clock = ManualClock()
     edge = Edge(ReceivingService(), clock=clock, limits=HttpLimits(body_idle_timeout_ms=1000))
-    workers = HandWorkers()
-    edge.server.kit.coding.workers = workers
+    workers = work_by_hand(edge)
     transport = edge.connect()
     body, length = binary_body(bytes(5 * MIB))
     request = post(body=gzip.compress(body), Content_Encoding="gzip", Inference_Header_Content_Length=str(length))
@@ -422,8 +413,7 @@ async def test_the_policy_switches_compression_of_answers_off_and_sets_its_level
 async def test_a_large_answer_is_deflated_by_the_workers_and_a_small_one_at_once() -> None:
     service = GatedService()
     edge = Edge(service)
-    workers = HandWorkers()
-    edge.server.kit.coding.workers = workers
+    workers = work_by_hand(edge)
     transport = edge.connect()
     body, length = binary_body(b"")
     request = post(body=body, Accept_Encoding="gzip", Inference_Header_Content_Length=str(length))
@@ -450,8 +440,7 @@ async def test_a_deadline_that_passes_during_compression_is_a_504_and_the_rest_i
     clock = ManualClock()
     service = GatedService()
     edge = Edge(service, clock=clock)
-    workers = HandWorkers()
-    edge.server.kit.coding.workers = workers
+    workers = work_by_hand(edge)
     transport = edge.connect()
     transport.feed(post(Accept_Encoding="gzip"))
     gated = await service.next()
@@ -469,8 +458,7 @@ async def test_a_deadline_that_passes_during_compression_is_a_504_and_the_rest_i
 async def test_a_caller_that_leaves_during_compression_ends_the_call() -> None:
     service = GatedService()
     edge = Edge(service)
-    workers = HandWorkers()
-    edge.server.kit.coding.workers = workers
+    work_by_hand(edge)
     transport = edge.connect()
     transport.feed(post(Accept_Encoding="gzip"))
     (await service.next()).answer(infer_response(elements=1_000_000))
@@ -484,8 +472,7 @@ async def test_a_caller_that_leaves_during_compression_ends_the_call() -> None:
 async def test_answers_keep_their_order_when_a_later_one_is_compressed_sooner() -> None:
     service = GatedService()
     edge = Edge(service)
-    workers = HandWorkers()
-    edge.server.kit.coding.workers = workers
+    workers = work_by_hand(edge)
     transport = edge.connect()
     transport.feed(post(Accept_Encoding="gzip") + post(Accept_Encoding="gzip"))
     first, second = await service.next(), await service.next()

@@ -13,18 +13,8 @@ from gateway.core.reply import Reply
 from gateway.edge.http_pacing import UNWANTED_BODY_BYTES
 from gateway.policy.schema import HttpLimits
 from tests.support.clock import ManualClock
-from tests.unit.edge_driving import (
-    LIVE,
-    Edge,
-    GatedService,
-    ReceivingService,
-    get,
-    infer_body,
-    infer_response,
-    post,
-    read_answers,
-    turns,
-)
+from tests.unit.edge_clients import LIVE, get, infer_body, infer_response, post, read_answers
+from tests.unit.edge_driving import Edge, GatedService, ReceivingService, turns
 
 
 async def test_an_inference_is_answered_and_the_connection_kept() -> None:

@@ -11,18 +11,9 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.core.reply import Reply
 from gateway.edge.http_control import REFUSED
 from gateway.wire.http_path import Route
-from tests.unit.edge_driving import (
-    CONFIG,
-    Answer,
-    Doors,
-    Edge,
-    ReceivingService,
-    get,
-    infer_response,
-    post,
-    read_answers,
-    turns,
-)
+from tests.support.http_answer import Answer
+from tests.unit.edge_clients import get, infer_response, post, read_answers
+from tests.unit.edge_driving import CONFIG, Doors, Edge, ReceivingService, turns
 
 
 async def ask(edge: Edge, request: bytes) -> Answer:

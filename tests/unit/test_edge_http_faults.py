@@ -12,18 +12,8 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.edge.http_call import HttpCall
-from tests.unit.edge_driving import (
-    Client,
-    Edge,
-    FixedCatalogue,
-    ReceivingService,
-    get,
-    infer_response,
-    post,
-    read_answers,
-    running,
-    turns,
-)
+from tests.unit.edge_clients import Client, get, infer_response, post, read_answers
+from tests.unit.edge_driving import Edge, FixedCatalogue, ReceivingService, running, turns
 
 FAULTS = [
     asyncio.CancelledError("inner"),

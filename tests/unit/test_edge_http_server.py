@@ -12,7 +12,8 @@ import uvloop
 
 from gateway.edge.http_server import LISTEN_KEY
 from gateway.runtime.listen import ListenError, listen_error, split_address
-from tests.unit.edge_driving import Client, Edge, GatedService, ReceivingService, get, infer_response, post, running
+from tests.unit.edge_clients import Client, get, infer_response, post
+from tests.unit.edge_driving import Edge, GatedService, ReceivingService, running
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from tritonclient.grpc import service_pb2
 from gateway.core.call import Call
 from gateway.core.reply import Reply
 from gateway.decide.bytebudget import ByteBudget
-from tests.unit.edge_driving import MIB, Edge, post
+from tests.unit.edge_clients import post
+from tests.unit.edge_driving import MIB, Edge
 
 ANSWER_BYTES = 8 * MIB
 

@@ -10,7 +10,8 @@ from gateway.core.reply import Reply
 from gateway.edge.http_pacing import LINGER_S
 from gateway.policy.schema import HttpLimits
 from tests.support.clock import ManualClock
-from tests.unit.edge_driving import LIVE, Edge, GatedService, ReceivingService, get, post, read_answers, turns
+from tests.unit.edge_clients import LIVE, get, post, read_answers
+from tests.unit.edge_driving import Edge, GatedService, ReceivingService, turns
 
 LIMITS = HttpLimits(
     header_timeout_ms=1000,

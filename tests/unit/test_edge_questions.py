@@ -18,20 +18,10 @@ from gateway.edge import patience
 from gateway.edge.http_question import BODY_BYTES_MAX
 from gateway.wire.kserve.repository import NAMED_REPOSITORY
 from tests.support.grpc_edge import EdgeUnderTest, OneKey, grpc_edge
-from tests.unit.edge_driving import (
-    LIVE,
-    WAIT_S,
-    Answer,
-    Doors,
-    Edge,
-    GatedService,
-    MemoryTransport,
-    ReceivingService,
-    get,
-    post,
-    read_answers,
-    turns,
-)
+from tests.support.http_answer import Answer
+from tests.support.waiting import until
+from tests.unit.edge_clients import LIVE, WAIT_S, get, post, read_answers
+from tests.unit.edge_driving import Doors, Edge, GatedService, MemoryTransport, ReceivingService, turns
 
 INDEX = "/v2/repository/index"
 STATS = "/v2/models/fraud/stats"
@@ -326,9 +316,3 @@ async def test_closing_waits_for_questions_that_are_out() -> None:
         await until(lambda: edge.catalogue.out == 1)
     assert held.catalogue.out == 0
     assert (await code_of(call))[0] in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -14,6 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.core.errors import GatewayError, Reason
 from gateway.wire.kserve.generate_response import encode_generate
+from tests.support.tensors import packed_bytes
 
 
 def response(*outputs: tuple[str, str, list[int], bytes]) -> pb.ModelInferResponse:
@@ -24,10 +25,6 @@ def response(*outputs: tuple[str, str, list[int], bytes]) -> pb.ModelInferRespon
     return message
 
 
-def texts(*elements: bytes) -> bytes:
-    return b"".join(struct.pack("<I", len(each)) + each for each in elements)
-
-
 def answer(*outputs: tuple[str, str, list[int], bytes], request_id: str = "") -> bytes:
     return encode_generate(response(*outputs).SerializeToString(), request_id)
 
@@ -35,7 +32,7 @@ def answer(*outputs: tuple[str, str, list[int], bytes], request_id: str = "") ->
 def test_outputs_stand_by_name_one_element_as_a_scalar_more_as_a_flat_array() -> None:
     assert answer(
         ("u", "UINT64", [1], struct.pack("<Q", 2**64 - 1)),
-        ("s", "BYTES", [2], texts(b"x", b"y")),
+        ("s", "BYTES", [2], packed_bytes(b"x", b"y")),
         ("i", "INT64", [1, 2], struct.pack("<2q", 1, -9007199254740993)),
         ("f", "FP32", [1, 1], struct.pack("<f", 0.1)),
         ("b", "BOOL", [2], b"\x01\x00"),
@@ -58,7 +55,7 @@ def test_the_id_is_the_callers_and_stands_only_if_there_was_one() -> None:
 
 
 def test_parameters_stand_by_name_without_the_one_of_grpc() -> None:
-    message = response(("a", "BYTES", [1], texts(b"text")))
+    message = response(("a", "BYTES", [1], packed_bytes(b"text")))
     message.parameters["triton_final_response"].bool_param = True
     message.parameters["n"].int64_param = 3
     message.parameters["x"].double_param = math.nan
@@ -71,9 +68,9 @@ def test_parameters_stand_by_name_without_the_one_of_grpc() -> None:
 
 def test_of_equal_names_the_protocols_own_counts_then_the_parameter_then_the_first_output() -> None:
     message = response(
-        ("model_name", "BYTES", [1], texts(b"zz")),
-        ("id", "BYTES", [1], texts(b"mine")),
-        ("p", "BYTES", [1], texts(b"output")),
+        ("model_name", "BYTES", [1], packed_bytes(b"zz")),
+        ("id", "BYTES", [1], packed_bytes(b"mine")),
+        ("p", "BYTES", [1], packed_bytes(b"output")),
         ("twice", "INT8", [1], b"\x01"),
         ("twice", "INT8", [1], b"\x02"),
     )
@@ -98,7 +95,7 @@ def test_non_finite_numbers_are_bare_words_as_on_infer() -> None:
 
 @pytest.mark.parametrize("text", [":\n\n", "data: x", "\r\n", "é", "😀", "", 'a"\\/\b\f\t\x01\x7f\u2028', "\0"])
 def test_text_is_escaped_so_that_it_stays_on_one_line(text: str) -> None:
-    written = answer(("s", "BYTES", [1], texts(text.encode())))
+    written = answer(("s", "BYTES", [1], packed_bytes(text.encode())))
     assert b"\n" not in written
     assert b"\r" not in written
     assert json.loads(written)["s"] == text
@@ -108,11 +105,12 @@ def test_bytes_that_are_no_text_stand_as_they_are() -> None:
     # The halves of a character that a model streams byte by byte.
     first, second = "é".encode()[:1], "é".encode()[1:]
     joined = b"".join(
-        answer(("s", "BYTES", [1], texts(part))).split(b'"s":"')[1].removesuffix(b'"}') for part in (first, second)
+        answer(("s", "BYTES", [1], packed_bytes(part))).split(b'"s":"')[1].removesuffix(b'"}')
+        for part in (first, second)
     )
     assert joined.decode() == "é"
-    assert b'"s":"\xff\\"\\n\\\\\\u0001A"}' in answer(("s", "BYTES", [1], texts(b'\xff"\n\\\x01A')))
-    assert b'"s":["\xff","ok"]}' in answer(("s", "BYTES", [2], texts(b"\xff", b"ok")))
+    assert b'"s":"\xff\\"\\n\\\\\\u0001A"}' in answer(("s", "BYTES", [1], packed_bytes(b'\xff"\n\\\x01A')))
+    assert b'"s":["\xff","ok"]}' in answer(("s", "BYTES", [2], packed_bytes(b"\xff", b"ok")))
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
@@ -124,7 +122,13 @@ def test_half_precision_has_no_json_form(datatype: str) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "raw"),
-    [([2], texts(b"x")), ([1], texts(b"x")[:-1]), ([1], b"\x01"), ([1], texts(b"x") + b"\0"), ([0], texts(b"x"))],
+    [
+        ([2], packed_bytes(b"x")),
+        ([1], packed_bytes(b"x")[:-1]),
+        ([1], b"\x01"),
+        ([1], packed_bytes(b"x") + b"\0"),
+        ([0], packed_bytes(b"x")),
+    ],
 )
 def test_bytes_that_do_not_fit_their_shape_are_the_model_servers_fault(shape: list[int], raw: bytes) -> None:
     with pytest.raises(GatewayError, match="length-prefixed") as caught:
@@ -141,7 +145,8 @@ def test_what_is_no_response_is_the_model_servers_fault() -> None:
 @given(st.dictionaries(st.text(max_size=5), st.lists(st.text(max_size=8), max_size=3), max_size=4), st.text(max_size=5))
 def test_the_text_of_every_output_comes_back(outputs: dict[str, list[str]], request_id: str) -> None:
     rows: list[tuple[str, str, list[int], bytes]] = [
-        (name, "BYTES", [len(values)], texts(*(value.encode() for value in values))) for name, values in outputs.items()
+        (name, "BYTES", [len(values)], packed_bytes(*(value.encode() for value in values)))
+        for name, values in outputs.items()
     ]
     written = answer(*rows, request_id=request_id)
     document = json.loads(written)

@@ -25,7 +25,8 @@ from gateway.wire.kserve.http_request import (
     parse_header_length,
 )
 from gateway.wire.kserve.metadata import TensorMetadata
-from tests.unit.kserve_messages import JSON_NUMERIC, NUMPY, arrays, bytes_tensor
+from tests.support.tensors import packed_bytes
+from tests.unit.kserve_messages import JSON_NUMERIC, NUMPY, arrays
 
 X = '{"name":"x","datatype":"FP32","shape":[1],"data":[1]}'
 
@@ -78,7 +79,7 @@ def test_json_data_becomes_the_bytes_that_numpy_has(data: st.DataObject) -> None
 @given(st.lists(st.text(max_size=20), max_size=5))
 def test_strings_become_length_prefixed_utf8(elements: list[str]) -> None:
     body = json.dumps({"inputs": [{"name": "x", "datatype": "BYTES", "shape": [len(elements)], "data": elements}]})
-    assert decode(body).raw_input_contents[0] == bytes_tensor([each.encode() for each in elements])
+    assert decode(body).raw_input_contents[0] == packed_bytes(*(each.encode() for each in elements))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_strings_become_length_prefixed_utf8(elements: list[str]) -> None:
         ("UINT64", "[18446744073709551615]", "[1]", b"\xff" * 8),
         ("INT64", "[-9223372036854775808]", "[1]", b"\x00" * 7 + b"\x80"),
         ("BOOL", "[true,false]", "[2]", b"\x01\x00"),
-        ("BYTES", '["a\\u0000b","\\u00fc"]', "[2]", bytes_tensor([b"a\x00b", b"\xc3\xbc"])),
+        ("BYTES", '["a\\u0000b","\\u00fc"]', "[2]", packed_bytes(b"a\x00b", b"\xc3\xbc")),
         ("FP32", "[" * 100 + "1" + "]" * 100, "[1]", struct.pack("<f", 1)),
     ],
 )

@@ -19,7 +19,8 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.wire.kserve.http_request import ALL_BINARY, ALL_JSON, OutputPlan
 from gateway.wire.kserve.http_response import HttpInferResponse, encode_http_infer
 from gateway.wire.kserve.response_view import read_response, read_response_head
-from tests.unit.kserve_messages import NUMPY, bytes_tensor, infer_responses
+from tests.support.tensors import packed_bytes
+from tests.unit.kserve_messages import NUMPY, infer_responses
 
 # NaN, NaN with payload, +inf, -inf, -0.0, 1.0 (field case FH-04)
 NON_FINITE = bytes.fromhex("0000c07f0100c07f0000807f000080ff000000800000803f")
@@ -83,7 +84,7 @@ def test_a_rendering_holds_what_the_message_holds(
         else:
             assert list(entry) == ["name", "datatype", "shape", "data"]
             if output.datatype == "BYTES":
-                assert bytes_tensor([each.encode() for each in entry["data"]]) == raw
+                assert packed_bytes(*(each.encode() for each in entry["data"])) == raw
             else:
                 expected = np.frombuffer(raw, NUMPY[output.datatype]).tolist()
                 assert repr(entry["data"]) == repr(expected)
@@ -100,7 +101,7 @@ def test_the_real_client_reads_what_its_grpc_sister_reads(message: Any, binary: 
         got = result.as_numpy(output.name)
         if output.datatype == "BYTES":
             elements = [each if isinstance(each, bytes) else each.encode() for each in got.ravel().tolist()]
-            assert bytes_tensor(elements) == raw
+            assert packed_bytes(*elements) == raw
         else:
             expected = np.frombuffer(raw, NUMPY[output.datatype]).reshape(tuple(output.shape))
             assert got.shape == expected.shape
@@ -111,7 +112,7 @@ def test_the_json_is_tritons_to_the_byte() -> None:
     message = response(
         ("y", "FP32", [1, 2], struct.pack("<2f", 0.1, 1.0)),
         ("b", "BOOL", [2], b"\x01\x00"),
-        ("s", "BYTES", [3], bytes_tensor([b'ok"\n\x01\x7f', "ü/".encode(), b""])),
+        ("s", "BYTES", [3], packed_bytes(b'ok"\n\x01\x7f', "ü/".encode(), b"")),
     )
     assert (
         encode_http_infer(message, ALL_JSON, 'q"ü').body
@@ -203,7 +204,7 @@ def test_half_precision_goes_out_in_binary_and_is_refused_as_json() -> None:
 
 
 def test_strings_that_are_not_utf8_go_out_in_binary_and_are_refused_as_json() -> None:
-    raw = bytes_tensor([b"ok", b"\xff\xfe"])
+    raw = packed_bytes(b"ok", b"\xff\xfe")
     message = response(("s", "BYTES", [2], raw))
     assert bytes(encode_http_infer(message, ALL_BINARY, "").chunks[1]) == raw
     with pytest.raises(GatewayError) as caught:
@@ -236,7 +237,7 @@ def test_one_message_is_rendered_for_each_caller_anew() -> None:
         response(("y\n", "FP\n", [1], bytes(4))),
         response(("s", "BYTES", [1], b"\x05\x00\x00\x00a")),
         response(("s", "BYTES", [1], b"\x05\x00")),
-        response(("s", "BYTES", [2], bytes_tensor([b"a"]))),
+        response(("s", "BYTES", [2], packed_bytes(b"a"))),
         service_pb2.ModelInferResponse(raw_output_contents=[b"a"]).SerializeToString(),
         service_pb2.ModelInferResponse(outputs=[{"name": "y", "datatype": "FP32", "shape": [1]}]).SerializeToString(),
     ],

@@ -16,7 +16,8 @@ from load.connections import Block, Cycle, IdleConnections, document, summary
 from load.errors import LoadError
 from load.stand import allow_files
 from tests.support.ports import free_port
-from tests.unit.edge_driving import LIVE, Edge, ReceivingService
+from tests.unit.edge_clients import LIVE
+from tests.unit.edge_driving import Edge, ReceivingService
 from tests.unit.test_load_soak import IDLE
 
 COUNT = 1000

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from load import closed_loop
 from load.arrivals import Arrivals, Constant, Poisson, schedule
-from load.clock import KernelClock, LoopClock
+from load.clock import KernelClock
 from load.closed_loop import ClosedLoop
 from load.connection import NO_ANSWER, WRONG_ANSWER, Done, Part
 from load.inputs import Calls, LoadCall
@@ -20,6 +20,27 @@ from load.open_loop import LATE_NS, Moment, OpenLoopResult, Traffic, run_open_lo
 from tests.simulation.loop import SimulationLoop, simulate
 
 SERVICE_S = 0.002
+NS = 1_000_000_000
+
+
+class LoopClock:
+    """The virtual loop's own time and timers."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._handle: asyncio.TimerHandle | None = None
+
+    def now_ns(self) -> int:
+        return round(self._loop.time() * NS)
+
+    def wake_at(self, when_ns: int, callback: Callable[[], None]) -> None:
+        self.close()
+        self._handle = self._loop.call_at(when_ns / NS, callback)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
 
 
 class FakeServer:

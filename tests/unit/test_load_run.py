@@ -16,7 +16,7 @@ from load.open_loop import Moment
 from load.run import ProgressLine
 from load.scenario import find_scenario, load_scenario, scenario_names
 from load.senders import Multiplexed, Pool
-from load.soak_streams import EventStreams, GrpcStreams
+from load.streams import EventStreams, GrpcStreams
 from load.verdict import EXIT_CODES
 
 SCENARIO = """\

@@ -14,7 +14,6 @@ from load.connection import WRONG_ANSWER
 from load.errors import LoadError
 from load.histogram import Histogram
 from load.open_loop import OpenLoopResult
-from load.pictures import distribution, latency_over_time, offered_and_done, write_pictures
 from load.run_figures import (
     RUN_FIGURES,
     TRAFFIC_FIGURES,
@@ -25,6 +24,7 @@ from load.run_figures import (
     run_figures,
     total,
 )
+from load.run_pictures import distribution, latency_over_time, offered_and_done, write_pictures
 from load.run_report import result_json, text
 from load.scenario import find_scenario, load_scenario
 from load.scenario_schema import CheckSpec

@@ -17,10 +17,10 @@ from tritonclient.grpc import service_pb2
 from load.connection import Done
 from load.inputs import Calls, IdentityInputs, LoadCall
 from load.soak_figures import Sample, SoakLimits, document, summary, unexpected
-from load.soak_picture import smoothed, write_pictures
-from load.soak_streams import LEFT, TOKENS, Row, Sum, Tokens, stream_response
+from load.soak_pictures import smoothed, write_pictures
 from load.soak_traffic import BadInputs, Fresh, Leaving, ScoreInputs, kinds
 from load.stand import GatewayReading, page_sums
+from load.streams import LEFT, TOKENS, Row, Sum, Tokens, stream_response
 from load.tallies import Second, TrafficTally
 
 SECONDS = 1800.0

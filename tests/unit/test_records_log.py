@@ -6,7 +6,7 @@ import asyncio
 import errno
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from gateway.records.store import RecordStore
 from gateway.runtime.clock import SystemClock
 from gateway.runtime.supervisor import Supervisor
 from gateway.runtime.workers import InlineWorkers, ThreadWorkers, Workers
+from tests.support.waiting import until
 from tests.unit.records_support import FaultyStore, no_space, record, request
 
 KIB = 1024
@@ -44,12 +45,6 @@ async def running(
         finally:
             await log.aclose(close_s)
             await supervisor.stop_all()
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not true():
-            await asyncio.sleep(0.001)
 
 
 def counts(log: RecordLog) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from tests.simulation.run import House, World
 from tests.simulation.small_house import SmallFleet, SmallHouse
 from tests.unit.simulation_findings import finds, verdict
 
-SEEDS = range(12)
+SEEDS = range(30)
 ROOT = Path(__file__).resolve().parents[2]
 
 Send = Callable[[Service, Call], Any]
@@ -64,10 +64,10 @@ def test_a_leaked_permit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = Admission.give_back
     count = 0
 
-    def leaky(self: Admission, replica: str) -> list[Ticket]:
+    def leaky(self: Admission, replica: str, **how: Any) -> list[Ticket]:
         nonlocal count
         count += 1
-        return [] if count % 50 == 0 else sound(self, replica)
+        return [] if count % 50 == 0 else sound(self, replica, **how)
 
     monkeypatch.setattr(Admission, "give_back", leaky)
     assert finds("slots are held, but", SEEDS, SmallHouse)
@@ -99,10 +99,10 @@ def test_a_lost_wake_up_is_found_although_deadlines_hide_it(monkeypatch: pytest.
 def test_a_free_slot_beside_a_queue_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = Admission.give_back
 
-    def lazy(self: Admission, replica: str) -> list[Ticket]:
+    def lazy(self: Admission, replica: str, **how: Any) -> list[Ticket]:
         serve, self._serve = self._serve, list  # type: ignore[method-assign]
         try:
-            return sound(self, replica)
+            return sound(self, replica, **how)
         finally:
             self._serve = serve  # type: ignore[method-assign]
 

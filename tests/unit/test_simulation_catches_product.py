@@ -33,10 +33,10 @@ def test_a_leaked_permit_is_found(monkeypatch: pytest.MonkeyPatch, seeds: range)
     sound = Admission.give_back
     count = 0
 
-    def leaky(self: Admission, replica: str) -> list[Ticket]:
+    def leaky(self: Admission, replica: str, **how: Any) -> list[Ticket]:
         nonlocal count
         count += 1
-        return [] if count % 50 == 0 else sound(self, replica)
+        return [] if count % 50 == 0 else sound(self, replica, **how)
 
     monkeypatch.setattr(Admission, "give_back", leaky)
     assert finds("slots are held, but", seeds)

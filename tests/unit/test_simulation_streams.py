@@ -412,3 +412,58 @@ def test_the_steps_of_a_sequence_run_one_after_the_other_and_those_of_others_bes
 
     spec = ModelSpec("k", max_batch_size=2, sequences=2, dynamic_batching=False, s0_s=0.1, s1_s=0.0, noise=0.0)
     on_bench(body, spec)
+
+
+def test_a_cancel_of_a_step_that_waits_ends_its_sequence_and_one_of_a_step_that_runs_does_not() -> None:
+    async def body(bench: Bench) -> None:
+        await step(bench, 6, 1, start=True)
+        running = asyncio.ensure_future(step(bench, 6, 2))
+        await asyncio.sleep(0.01)
+        waiting = asyncio.ensure_future(step(bench, 6, 3))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        behind = asyncio.ensure_future(step(bench, 6, 4))
+        assert await running == expected(1, 2)
+        assert (await fault_of(behind)).code is Code.CANCELLED
+        assert "must specify the START flag" in (await fault_of(step(bench, 6, 5))).text
+        await step(bench, 7, 1, start=True)
+        running = asyncio.ensure_future(step(bench, 7, 2))
+        await asyncio.sleep(0.01)
+        running.cancel()
+        assert await step(bench, 7, 3) == expected(1, 2, 3)
+
+    spec = ModelSpec("k", max_batch_size=2, sequences=2, dynamic_batching=False, s0_s=0.1, s1_s=0.0, noise=0.0)
+    on_bench(body, spec)
+
+
+def test_what_was_queued_behind_the_end_of_a_sequence_is_refused() -> None:
+    async def body(bench: Bench) -> None:
+        await step(bench, 8, 1, start=True)
+        last = asyncio.ensure_future(step(bench, 8, 2, end=True))
+        await asyncio.sleep(0.001)
+        behind = asyncio.ensure_future(step(bench, 8, 3))
+        assert await last == expected(1, 2)
+        assert "must specify the START flag" in (await fault_of(behind)).text
+
+    on_bench(body, KEEPER)
+
+
+def test_a_step_cancelled_with_its_sequence_looks_on_a_stream_like_an_answer_without_outputs() -> None:
+    """Its error has no text: seen on a live server."""
+
+    async def body(bench: Bench) -> None:
+        await step(bench, 6, 1, start=True)
+        running = asyncio.ensure_future(step(bench, 6, 2))
+        await asyncio.sleep(0.01)
+        waiting = asyncio.ensure_future(step(bench, 6, 3))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        stream = bench.client.open_stream((), math.inf)
+        stream.write(request("k", question(4), "behind", sequence_id=6))
+        message = await stream.read()
+        assert seen(message) == ("behind", "", b"", True)
+        await running
+        stream.cancel()
+
+    spec = ModelSpec("k", max_batch_size=2, sequences=2, dynamic_batching=False, s0_s=0.1, s1_s=0.0, noise=0.0)
+    on_bench(body, spec)

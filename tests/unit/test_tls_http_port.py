@@ -21,18 +21,9 @@ from gateway.edge.tls_peers import HttpPeers
 from gateway.policy.schema import HttpLimits
 from gateway.runtime.tls import server_context
 from tests.support.certificates import DAY, Authority, Pair
-from tests.unit.edge_driving import (
-    MIB,
-    WAIT_S,
-    Edge,
-    GatedService,
-    ReceivingService,
-    get,
-    infer_body,
-    post,
-    read_answers,
-    running,
-)
+from tests.support.waiting import until
+from tests.unit.edge_clients import WAIT_S, get, infer_body, post, read_answers
+from tests.unit.edge_driving import MIB, Edge, GatedService, ReceivingService, running
 
 CA = Authority()
 SERVER = CA.server()
@@ -93,11 +84,6 @@ def client_context(alpn: tuple[str, ...] = ("http/1.1",)) -> ssl.SSLContext:
     made = CA.client_context()
     made.set_alpn_protocols(list(alpn))
     return made
-
-
-async def until(true: Callable[[], bool]) -> None:
-    while not true():
-        await asyncio.sleep(0.001)
 
 
 async def _calls_are_served() -> None:

@@ -137,7 +137,8 @@ def merge_index(name: str, answers: Sequence[Iterable[IndexEntry]], silent: int 
     if not by_version:
         return [IndexEntry(name, "", "", "")] if there else []
     return [
-        _line(name, version, by_version[version], len(answers), silent) for version in sorted(by_version, key=_in_order)
+        _line(name, version, by_version[version], len(answers), silent)
+        for version in sorted(by_version, key=version_order)
     ]
 
 
@@ -168,5 +169,6 @@ def _rank(state: str) -> int:
     return STATES.index(state) if state in STATES else len(STATES)
 
 
-def _in_order(version: str) -> tuple[int, str]:
+def version_order(version: str) -> tuple[int, str]:
+    """Sorts versions by their number; what is no number comes first."""
     return (int(version), version) if version.isascii() and version.isdecimal() and len(version) < 20 else (-1, version)

@@ -1,4 +1,4 @@
-"""A soak's streams: ModelStreamInfer with decoupled models, sessions and sequences, and generate_stream.
+"""Calls that are streams: ModelStreamInfer with decoupled models, sessions and sequences, and generate_stream.
 
 Each call is a session of its own: it opens a stream, sends its messages, half-closes, and reads to the end.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import grpc
 import httptools
@@ -17,6 +17,8 @@ from grpc import aio
 
 from load.connection import CONNECTION, WRONG_ANSWER, Done, Part
 from load.inputs import IdentityInputs, LoadCall
+from load.protobuf import bytes_field, read_fields, varint_field
+from load.tasks import CallTasks
 
 LEFT = "left"
 """The ending of a call whose client left before the answer."""
@@ -83,9 +85,9 @@ class Sum:
         found = []
         for number in range(SEQUENCE_CALLS):
             parameters = [
-                ("sequence_id", _varint_field(2, self._first_id + row)),
-                ("sequence_start", _varint_field(1, int(number == 0))),
-                ("sequence_end", _varint_field(1, int(number == SEQUENCE_CALLS - 1))),
+                ("sequence_id", varint_field(2, self._first_id + row)),
+                ("sequence_start", varint_field(1, int(number == 0))),
+                ("sequence_end", varint_field(1, int(number == SEQUENCE_CALLS - 1))),
             ]
             found.append(_request("accumulator", [("value", "INT64", struct.pack("<q", row + number))], parameters, 1))
         return found
@@ -93,25 +95,6 @@ class Sum:
     def right(self, responses: Sequence[bytes], row: int) -> bool:
         total = sum(row + number for number in range(SEQUENCE_CALLS))
         return len(responses) == SEQUENCE_CALLS and struct.pack("<q", total) in responses[-1]
-
-
-class _Sessions:
-    """Calls that each run in a task of their own."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def begin(self, session: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(session)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def end(self) -> None:
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
 
 
 class GrpcStreams:
@@ -126,10 +109,10 @@ class GrpcStreams:
             address, options=[("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         )
         self._method = self._channel.stream_stream(_METHOD, None, None)
-        self._sessions = _Sessions()
+        self._tasks = CallTasks()
 
     def send(self, call: LoadCall, done: Done, part: Part | None = None) -> None:
-        self._sessions.begin(self._run(call, done, part))
+        self._tasks.begin(self._run(call, done, part))
 
     async def _run(self, call: LoadCall, done: Done, part: Part | None) -> None:
         metadata = (("x-request-id", call.request_id), ("traceparent", call.traceparent))
@@ -166,7 +149,7 @@ class GrpcStreams:
 
     async def aclose(self) -> None:
         await self._channel.close()
-        await self._sessions.end()
+        await self._tasks.end()
 
 
 class EventStreams:
@@ -177,10 +160,10 @@ class EventStreams:
         self._options = {"max_tokens": tokens, **({"delay_ms": delay_ms} if delay_ms else {})}
         host, _, port = address.rpartition(":")
         self._address, self._host, self._port = address, host, int(port)
-        self._sessions = _Sessions()
+        self._tasks = CallTasks()
 
     def send(self, call: LoadCall, done: Done, part: Part | None = None) -> None:
-        self._sessions.begin(self._run(call, done, part or (lambda: None)))
+        self._tasks.begin(self._run(call, done, part or (lambda: None)))
 
     async def _run(self, call: LoadCall, done: Done, part: Part) -> None:
         body = json.dumps({"text_input": f"row {call.row}", **self._options}).encode()
@@ -214,7 +197,7 @@ class EventStreams:
         pass  # each call has a time limit of its own
 
     async def aclose(self) -> None:
-        await self._sessions.end()
+        await self._tasks.end()
 
 
 class _Answer:
@@ -239,15 +222,12 @@ class _Answer:
 
 def stream_response(message: bytes) -> tuple[str, bytes]:
     """Error message and `inference.ModelInferResponse` of a `ModelStreamInferResponse`."""
-    error, response, at = "", b"", 0
-    while at < len(message):
-        tag, at = _read_varint(message, at)
-        size, at = _read_varint(message, at)
-        if tag == 1 << 3 | 2:
-            error = message[at : at + size].decode(errors="replace")
-        elif tag == 2 << 3 | 2:
-            response = message[at : at + size]
-        at += size
+    error, response = "", b""
+    for number, value in read_fields(message):
+        if number == 1:
+            error = value.decode(errors="replace")
+        elif number == 2:
+            response = value
     return error, response
 
 
@@ -261,43 +241,15 @@ def _request(
     7 raw_input_contents) of tensors of one element.
     """
     shape = bytes((1,)) if batch is None else bytes((batch, 1))
-    parts = [_bytes_field(1, model.encode())]
-    parts += [_bytes_field(4, _bytes_field(1, key.encode()) + _bytes_field(2, value)) for key, value in parameters]
+    parts = [bytes_field(1, model.encode())]
+    parts += [bytes_field(4, bytes_field(1, key.encode()) + bytes_field(2, value)) for key, value in parameters]
     for name, datatype, _ in tensors:
-        tensor = _bytes_field(1, name.encode()) + _bytes_field(2, datatype.encode()) + _bytes_field(3, shape)
-        parts.append(_bytes_field(5, tensor))
-    parts += [_bytes_field(7, content) for _, _, content in tensors]
+        tensor = bytes_field(1, name.encode()) + bytes_field(2, datatype.encode()) + bytes_field(3, shape)
+        parts.append(bytes_field(5, tensor))
+    parts += [bytes_field(7, content) for _, _, content in tensors]
     return b"".join(parts)
 
 
 def _text(text: str) -> bytes:
     data = text.encode()
     return struct.pack("<I", len(data)) + data
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
-
-
-def _varint_field(number: int, value: int) -> bytes:
-    return _varint(number << 3) + _varint(value)
-
-
-def _bytes_field(number: int, value: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
-
-
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from load.errors import LoadError
 from load.histogram import Histogram
-from load.svg import COLOURS, Axis, Line, chart, nice_range
-
-_LOG_FROM = 30.0
-"""Latencies are shown on a logarithmic scale if the largest is so many times the smallest."""
+from load.svg import COLOURS, Axis, Line, chart, fitting_scale, nice_range, write_charts
 
 
 def write_pictures(result: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -24,17 +20,7 @@ def write_pictures(result: Mapping[str, Any], folder: Path) -> list[Path]:
         "distribution": distribution(result),
         "throughput": offered_and_done(result),
     }
-    written: list[Path] = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for kind, picture in made.items():
-            if picture:
-                path = folder / f"{result['scenario']}-{kind}.svg"
-                path.write_text(picture, encoding="utf-8")
-                written.append(path)
-    except OSError as error:
-        raise LoadError(f"the pictures cannot be written: {error}; name another folder with --pictures") from error
-    return written
+    return write_charts({f"{result['scenario']}-{kind}": picture for kind, picture in made.items()}, folder)
 
 
 def latency_over_time(result: Mapping[str, Any]) -> str:
@@ -44,7 +30,7 @@ def latency_over_time(result: Mapping[str, Any]) -> str:
     values = [row[name] for row in rows for _, name in kinds if row[name] is not None]
     if not values:
         return ""
-    scale = _scale(values)
+    scale = fitting_scale(values)
     lines = [
         Line(label, [(row["at_s"] + 0.5, row[name]) for row in rows], COLOURS[place])
         for place, (label, name) in zip((1, 5, 0), kinds, strict=True)
@@ -61,7 +47,7 @@ def distribution(result: Mapping[str, Any]) -> str:
         return ""
     curves = {name: _curve(each) for name, each in histograms.items()}
     values = [value for curve in curves.values() for _, value in curve if value is not None]
-    scale = _scale(values)
+    scale = fitting_scale(values)
     rarest = max(100.0, *(each.count for each in histograms.values()))
     ticks = [(1.0, "0 %"), (2.0, "50 %"), (10.0, "90 %"), (100.0, "99 %"), (1e3, "99.9 %"), (1e4, "99.99 %")]
     ticks += [(1e5, "99.999 %"), (1e6, "99.9999 %")]
@@ -107,11 +93,6 @@ def _curve(histogram: Histogram) -> list[tuple[float, float | None]]:
 def _time(result: Mapping[str, Any]) -> Axis:
     seconds = result["seconds"]
     return Axis("time since the start of the measured part, s", 0.0, float(max(1, len(seconds))))
-
-
-def _scale(values: list[Any]) -> Literal["linear", "log"]:
-    positive = [value for value in values if value]
-    return "log" if positive and max(positive) / min(positive) >= _LOG_FROM else "linear"
 
 
 def _about(result: Mapping[str, Any]) -> list[str]:

@@ -7,14 +7,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from load.errors import LoadError
-from load.svg import COLOURS, Axis, Line, chart, nice_range
+from load.svg import COLOURS, Axis, Line, chart, fitting_scale, nice_range, write_charts
 
 POINTS_MAX = 150
 """Of a line of latencies: medians over equal pieces of the run."""
 _MARGIN_SHARE = 0.1
-_LOG_FROM = 30.0
-"""Latencies are shown on a logarithmic scale if the largest is so many times the smallest."""
 
 
 def write_pictures(result: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -22,17 +19,7 @@ def write_pictures(result: Mapping[str, Any], folder: Path) -> list[Path]:
     without anything to show is left out. Raises LoadError if the folder cannot be written to.
     """
     made = {"memory": memory(result), "counts": counts(result), "latency": latency(result)}
-    written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for kind, picture in made.items():
-            if picture:
-                path = folder / f"soak-{kind}.svg"
-                path.write_text(picture, encoding="utf-8")
-                written.append(path)
-    except OSError as error:
-        raise LoadError(f"the pictures cannot be written: {error}; name another folder with --pictures") from error
-    return written
+    return write_charts({f"soak-{kind}": picture for kind, picture in made.items()}, folder)
 
 
 def memory(result: Mapping[str, Any]) -> str:
@@ -71,7 +58,7 @@ def latency(result: Mapping[str, Any]) -> str:
     values = [value for line in lines for _, value in line.points if value]
     if not values:
         return ""
-    scale: Any = "log" if max(values) / min(values) >= _LOG_FROM else "linear"
+    scale = fitting_scale(values)
     y = Axis("latency from the intended send time, ms", *nice_range(values, scale), scale)
     return chart("soak: latency over time", _about(result), _time(result), y, lines)
 

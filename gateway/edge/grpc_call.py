@@ -1,0 +1,66 @@
+"""A call from what came over gRPC: the metadata of its RPC, and its message."""
+
+from __future__ import annotations
+
+from gateway.core.call import Call, Receive
+from gateway.core.errors import GatewayError
+from gateway.core.session import Session
+from gateway.edge.grpc_questions import check_version
+from gateway.edge.headers import ClientHeaders
+from gateway.runtime.clock import Clock
+from gateway.wire.kserve.request_view import read_head, shared_memory_refused
+from gateway.wire.kserve.sequence import sequence_step
+from gateway.wire.kserve.stream_message import EMPTY_FINAL
+
+
+def grpc_call(
+    headers: ClientHeaders,
+    message: bytes,
+    clock: Clock,
+    arrived_s: float,
+    timeout_s: float | None,
+    session: Session | None = None,
+) -> Call:
+    """A call that has just arrived; `read_call` has yet to fill it in."""
+    return Call(
+        request_id=headers.request_id,
+        model="",
+        version="",
+        arrived_s=arrived_s,
+        arrived_wall_s=clock.wall_s(),
+        body_bytes=len(message),
+        credentials=headers.credentials,
+        metadata=headers.metadata,
+        timeout_s=timeout_s,
+        explain=headers.explain,
+        protocol="grpc",
+        session=session,
+    )
+
+
+def read_call(call: Call, message: bytes) -> None:
+    """Fill in a call from its message. Raises `GatewayError` if the bytes are no message at all."""
+    head = read_head(message)
+    call.model, call.version, call.body_id = head.model_name, head.model_version, head.id
+    wants_end = head.parameters.get(EMPTY_FINAL)
+    call.wants_end = wants_end is not None and wants_end.value is True
+    call.classified = head.classified
+    try:
+        check_version(head.model_version)
+        if head.shared_memory:
+            raise shared_memory_refused("a tensor")
+        call.sequence = sequence_step(head.parameters)
+    except GatewayError as error:
+        # A call all the same, with a record: who calls and for which model is known.
+        call.receive = refusal(error)
+    else:
+        call.message = message
+
+
+def refusal(error: GatewayError) -> Receive:
+    """A `receive` that refuses: the call takes its ordinary way through identity and record, and ends there."""
+
+    async def receive() -> None:
+        raise error
+
+    return receive
