@@ -129,6 +129,17 @@ def test_an_error_of_the_model_that_is_swallowed_is_found(monkeypatch: Patch) ->
     assert finds("shown as complete with", SEEDS)
 
 
+def test_a_step_that_was_cancelled_and_is_taken_for_an_answer_is_found(monkeypatch: Patch) -> None:
+    sound = StreamExchange._response
+
+    def credulous(self: StreamExchange, streamed: StreamedResponse) -> Response | None:
+        streamed.empty = streamed.empty and self._call.decoupled
+        return sound(self, streamed)
+
+    monkeypatch.setattr(StreamExchange, "_response", credulous)
+    assert finds("answered without having been executed", range(620, 630))
+
+
 def test_an_answer_that_overtakes_an_earlier_one_is_found(monkeypatch: Patch) -> None:
     async def at_once(self: ClientStream, call: Call) -> None:
         return None
