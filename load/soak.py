@@ -94,10 +94,10 @@ def run(arguments: argparse.Namespace) -> int:
     result = soak.document(
         SoakLimits(arguments.mb_per_hour_max, arguments.mb_growth_max, arguments.drift_max),
     )
+    tell(result, arguments.json, summary)  # before the pictures, whose folder may turn out to be unusable
     if arguments.pictures:
         for path in write_pictures(result, Path(arguments.pictures)):
             print(f"picture: {path}", file=sys.stderr)
-    tell(result, arguments.json, summary)
     return EXIT_CODES[cast(Verdict, result["verdict"])]
 
 

@@ -40,7 +40,7 @@ from gateway.edge.grpc_stream import EXPIRY_GRACE_S, ClientStream, StreamKit
 from gateway.edge.grpc_tls import GrpcPeers, GrpcPortTls
 from gateway.edge.headers import ClientHeaders, HeaderReader, response_headers
 from gateway.edge.observer import EdgeObserver
-from gateway.edge.status import retry_delay_s
+from gateway.edge.status import internal_error, retry_delay_s
 from gateway.policy.schema import GrpcLimits
 from gateway.runtime.clock import Clock
 from gateway.runtime.listen import listen_error, split_address
@@ -221,7 +221,7 @@ class GrpcServer:
             code = Code.INTERNAL
             self._observer.internal_fault("grpc")
             _log.exception("answering %s failed", method)
-            await self._abort(context, _internal(), (request_id, ("x-sluice-reason", Reason.INTERNAL.label)))
+            await self._abort(context, internal_error(), (request_id, ("x-sluice-reason", Reason.INTERNAL.label)))
             raise AssertionError("abort raises") from error
         finally:
             self._observer.request_without_call("grpc", name if method != HEALTH_CHECK else "Health/Check", code.name)
@@ -320,14 +320,14 @@ class GrpcServer:
                 await self._refuse(context, call, call.cut)
             self._observer.internal_fault("grpc")
             _log.error("call %s was cancelled inside the gateway; the caller gets INTERNAL", call.request_id)
-            await self._refuse(context, call, _internal())
+            await self._refuse(context, call, internal_error())
         error = task.exception()
         if isinstance(error, GatewayError):
             await self._refuse(context, call, error)
         if error is not None:
             self._observer.internal_fault("grpc")
             _log.error("call %s failed inside the gateway", call.request_id, exc_info=error)
-            await self._refuse(context, call, _internal())
+            await self._refuse(context, call, internal_error())
         try:
             return await self._deliver(call, task.result(), context)
         except grpc.aio.AbortError:
@@ -337,7 +337,7 @@ class GrpcServer:
         except Exception:
             self._observer.internal_fault("grpc")
             _log.exception("call %s could not be delivered", call.request_id)
-            await self._refuse(context, call, _internal())
+            await self._refuse(context, call, internal_error())
             raise AssertionError("abort raises") from None
 
     # --- streams --------------------
@@ -438,7 +438,3 @@ def _least(a: float | None, b: float | None) -> float | None:
     if a is None or b is None:
         return b if a is None else a
     return min(a, b)
-
-
-def _internal() -> GatewayError:
-    return GatewayError(Reason.INTERNAL, "an internal error of the gateway; it is logged under this request id")
