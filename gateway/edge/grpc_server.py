@@ -112,7 +112,7 @@ class GrpcServer:
             observer=observer,
             explainer=explainer,
             clock=clock,
-            read_call=self._read,
+            read_call=read_call,
             calls_max=limits.stream_calls_max,
             write_timeout_s=limits.write_timeout_ms / 1000,
         )
@@ -291,7 +291,7 @@ class GrpcServer:
             refused = GatewayError(Reason.BODY_MEMORY, Reason.BODY_MEMORY.meaning, retry_after_s=1.0)
         try:
             try:
-                self._read(call, message)
+                read_call(call, message)
             except GatewayError as error:
                 # Bytes that are no message never became a call: no model, no record, only this count.
                 self._observer.request_without_call("grpc", "ModelInfer", error.code.name)
@@ -302,8 +302,6 @@ class GrpcServer:
         finally:
             if held:
                 self._budget.release(len(message))
-
-    _read = staticmethod(read_call)
 
     async def _run(self, call: Call, context: Context) -> bytes:
         task = asyncio.get_running_loop().create_task(_guarded(self._service, call))

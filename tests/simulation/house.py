@@ -11,7 +11,7 @@ from typing import Any
 from gateway.assembly import Assembly, Parts
 from gateway.core.service import Service
 from gateway.edge.explain import Explainer
-from gateway.edge.grpc_server import GrpcServer
+from gateway.edge.grpc_call import read_call
 from gateway.edge.grpc_stream import StreamKit
 from gateway.edge.headers import HeaderReader
 from gateway.edge.http_connection import HttpConnection
@@ -74,7 +74,7 @@ class RealHouse:
                 observer=self.assembly.metrics,
                 explainer=explainer,
                 clock=clock,
-                read_call=GrpcServer._read,
+                read_call=read_call,
                 calls_max=STREAM_CALLS_MAX,
             ),
             self.closed,
