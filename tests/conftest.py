@@ -88,10 +88,16 @@ def streaming_gateway(
 def mended(fleet: LocalFleet) -> Iterator[LocalFleet]:
     """The fleet, and afterwards everything that was broken in it repaired."""
     yield fleet
-    for server in fleet:
+    mend(fleet)
+
+
+def mend(fleet: LocalFleet) -> None:
+    """Repair what is broken, and wait until it is."""
+    broken = [server for server in fleet if server.state() != "running"]
+    for server in broken:
         if server.state() == "frozen":
             server.thaw()
-        elif server.state() == "stopped":
+        else:
             server.start()
     for server in fleet:
         server.wait_ready()

@@ -45,6 +45,10 @@ class ReplicaStream(Protocol):
         """
         ...
 
+    def half_close(self) -> None:
+        """Say that no request follows. What is out is still answered; then the replica ends the stream."""
+        ...
+
     def cancel(self) -> None:
         """Give it up: cancel it on the replica, if it has not ended, and free everything. May be called again."""
         ...

@@ -34,6 +34,7 @@ class GrpcioStream:
         self._waiting: deque[bytes] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._ended = False
+        self._said_all = False
         self._call: Any = None
         method = channel.stream_stream(_METHOD, None, None)
         try:
@@ -45,6 +46,8 @@ class GrpcioStream:
         while not self._ended:
             while self._waiting:
                 yield self._waiting.popleft()
+            if self._said_all:
+                return
             self._wake = asyncio.get_running_loop().create_future()
             try:
                 await self._wake
@@ -55,6 +58,10 @@ class GrpcioStream:
         if not self._ended:
             self._waiting.append(message)
             self._nudge()
+
+    def half_close(self) -> None:
+        self._said_all = True
+        self._nudge()
 
     def _nudge(self) -> None:
         if self._wake is not None and not self._wake.done():

@@ -29,6 +29,8 @@ BUFFERED_BYTES_MAX = 1024 * 1024
 """And so many bytes, once there are two: the only response of a call is never waited with, for other calls' may be
 behind it, and theirs must be taken first. (Each response bears its request's id, which may be as long as a request.)
 """
+END_S = 0.5
+"""A replica that does not end a stream on which it owes nothing within this time is not waited for."""
 DROPPED_MAX = 64
 """Calls given up on a lane whose end has not come. Beyond it the lane is cancelled, and whoever is still out on it: the
 replica works for nobody.
@@ -150,9 +152,19 @@ class Lane:
 
     def abort(self) -> None:
         """Cancel the stream; whoever still waits is told."""
-        if not self.dead:
-            self.dead = True
+        self.dead = True
+        if not self.task.done():
             self.task.cancel()
+
+    def finish(self) -> None:
+        """Nobody will send on it any more. Where nobody is out on it either the stream ends in good order: a
+        cancellation costs the replica more than an end, and Triton 2.51 has crashed over many of them.
+        """
+        if self._flows:
+            self.abort()
+        elif not self.dead:
+            self.dead = True
+            self._stream.half_close()
 
     def room(self) -> None:
         """Somebody took a response, or left."""
@@ -251,6 +263,12 @@ class Lanes:
     async def aclose(self) -> None:
         self._lanes.clear()
         for lane in self._tasks.values():
-            lane.abort()
+            lane.finish()
+        try:
+            if self._tasks:
+                await asyncio.wait(tuple(self._tasks), timeout=END_S)
+        finally:
+            for lane in self._tasks.values():
+                lane.abort()
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))

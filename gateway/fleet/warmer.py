@@ -6,11 +6,13 @@ Triton's own `model_warmup` runs before it says ready, but few models have it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.core.codes import Code
 from gateway.core.errors import GatewayError
+from gateway.core.faces import ReplicaStream
 from gateway.core.faults import UpstreamFault, classify, in_stream_fault
 from gateway.core.outcome import Outcome
 from gateway.fleet.connection import Connection
@@ -24,6 +26,8 @@ from gateway.wire.kserve.response_view import ResponseHead, read_response_head
 from gateway.wire.kserve.sequence import own_sequence
 from gateway.wire.kserve.stream_message import StreamedResponse, read_streamed, with_end_wanted
 from gateway.wire.kserve.zeros import zeros_request
+
+_END_S = 1.0
 
 
 class Unwarmable(Exception):
@@ -120,7 +124,10 @@ async def _first_response(connection: Connection, request: bytes, timeout_s: flo
     stream = connection.client.open_stream((), timeout_s)
     try:
         stream.write(with_end_wanted(request))
+        stream.half_close()
         message = await stream.read()
+        if message is not None:
+            await _let_end(stream)
     finally:
         stream.cancel()
     if message is None:
@@ -129,6 +136,16 @@ async def _first_response(connection: Connection, request: bytes, timeout_s: flo
     if response.error:
         raise in_stream_fault(response.error, reached_model=response.final is not None)
     return response
+
+
+async def _let_end(stream: ReplicaStream) -> None:
+    """Read on for a moment: most streams of a warm-up are short, and an end is kinder to the replica than a cancel."""
+    try:
+        async with asyncio.timeout(_END_S):
+            while await stream.read() is not None:
+                pass
+    except (TimeoutError, UpstreamFault):
+        return  # the first response has told what there was to tell
 
 
 def _name(key: Key) -> str:

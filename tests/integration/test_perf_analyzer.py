@@ -61,7 +61,7 @@ def test_it_runs_through_sluice_and_reads_the_servers_statistics(
     assert found.p99_us is not None
     # By Triton's counts over the whole fleet: what it sent, give or take what was out when a window began or ended.
     assert found.server_inferences is not None
-    assert abs(found.server_inferences - found.requests) <= 4 * 3 * 2
+    assert abs(found.server_inferences - found.requests) <= max(4 * 3 * 2, found.requests * 0.05)
 
 
 @pytest.mark.parametrize("form", ["json", "binary"])

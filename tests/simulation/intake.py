@@ -106,6 +106,17 @@ class ServerStream:
         self._line: deque[_Place] = deque()
         self._running: dict[int, Request] = {}
         self._cancelled = False
+        self._at_end: Callable[[], None] | None = None
+
+    def half_close(self, ended: Callable[[], None]) -> None:
+        """The client has said its last; `ended` is called when everything is answered."""
+        self._at_end = ended
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if self._at_end is not None and not self._running and not self._line:
+            ended, self._at_end = self._at_end, None
+            ended()
 
     def take(self, raw: bytes) -> None:
         """One request came."""
@@ -129,6 +140,8 @@ class ServerStream:
                 self._running.pop(number, None)
             if part.message or part.error or wanted:
                 self._write(encode_part(part, message), number if part.over else -1)
+            if part.over:
+                self._end_if_idle()
 
         if intake.fault is None:
             now_s = self._server.now_s()
@@ -167,6 +180,7 @@ class ServerStream:
             place = self._line.popleft()
             assert place.ready is not None
             self._write(place.ready, place.number)
+        self._end_if_idle()
 
     def _write(self, message: bytes, over: int) -> None:
         if not self._cancelled:

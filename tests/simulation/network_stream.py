@@ -79,6 +79,10 @@ class NetworkStream(ReplicaStream):
             raise item
         return None
 
+    def half_close(self) -> None:
+        if not self._ended:
+            self._go_there(lambda machine: self._at(machine).half_close(lambda: self.send_back(None)))
+
     def cancel(self) -> None:
         if not self._ended:
             self._go_there(self._cancelled)

@@ -19,6 +19,10 @@ class HandStream:
         self.timeout_s = timeout_s
         self.written: list[pb.ModelInferRequest] = []
         self.cancelled = False
+        self.half_closed = False
+        self.ended = False
+        """It was read to its end."""
+        self.cancelled_early = False
         self.reads = 0
         self._incoming: asyncio.Queue[bytes | UpstreamFault | None] = asyncio.Queue()
 
@@ -29,11 +33,18 @@ class HandStream:
         self.reads += 1
         found = await self._incoming.get()
         if isinstance(found, UpstreamFault):
+            self.ended = True
             raise found
+        self.ended = found is None
         return found
+
+    def half_close(self) -> None:
+        self.half_closed = True
+        self._incoming.put_nowait(None)  # a replica that owes nothing ends the stream at once
 
     def cancel(self) -> None:
         self.cancelled = True
+        self.cancelled_early = self.cancelled_early or not self.ended
 
     # What the replica does.
 

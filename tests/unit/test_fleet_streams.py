@@ -537,3 +537,39 @@ async def test_one_large_response_holds_nobody_up_whose_turn_comes_first(peer: P
     peer.stream.respond("first", b"x", final=True)
     assert await rest(await first) == [b"x"]
     assert len(await rest(await second)) == 1
+
+
+async def test_a_session_that_ends_with_nothing_out_ends_its_streams_in_good_order(peer: Peer) -> None:
+    session = peer.session()
+    sending = peer.send(make_call(session, "a"))
+    await asyncio.sleep(0)
+    peer.stream.respond("a", b"x", final=True)
+    assert await rest(await sending) == [b"x"]
+    await session.aclose()
+    assert peer.stream.half_closed
+    assert not peer.stream.cancelled_early, "a cancellation costs the replica more than an end"
+
+
+async def test_a_session_that_ends_while_a_call_is_out_cancels_it_on_the_replica(peer: Peer) -> None:
+    session = peer.session()
+    sending = peer.send(make_call(session, "a"))
+    await asyncio.sleep(0)
+    peer.stream.respond("a", b"x")
+    reply = await sending
+    await session.aclose()
+    assert peer.stream.cancelled_early
+    await reply.aclose(Outcome.ABANDONED)
+
+
+async def test_a_replica_that_does_not_end_its_stream_is_not_waited_for_long(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.fleet.stream_lane.END_S", 0.01)
+    session = peer.session()
+    sending = peer.send(make_call(session, "a"))
+    await asyncio.sleep(0)
+    peer.stream.respond("a", b"x", final=True)
+    await rest(await sending)
+    peer.stream.half_close = lambda: None  # type: ignore[method-assign]
+    await session.aclose()
+    assert peer.stream.cancelled_early
