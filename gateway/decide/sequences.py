@@ -141,7 +141,9 @@ class Sequences:
     """The table of one model.
 
     `live_max` bounds the entries: beyond it the one that was idle for longest is forgotten. `waiting_max` bounds the
-    steps of one sequence that wait for the ones before them. `idle_s` is how long the replicas keep a silent sequence.
+    steps of one sequence that wait for the ones before them. Those of a stream do not count: its client has sent the
+    next ones already, a refused one would leave a hole before them, and the edge bounds what is out on a stream.
+    `idle_s` is how long the replicas keep a silent sequence.
     """
 
     def __init__(self, model: str, *, live_max: int, waiting_max: int, idle_s: float = 0.0) -> None:
@@ -181,7 +183,7 @@ class Sequences:
             return Entered.FOREIGN
         elif not entry.steps:
             del self._idle[entry]
-        elif len(entry.steps) > self._waiting_max:
+        elif step.session is None and len(entry.steps) > self._waiting_max:
             return Entered.FULL
         if not versioned:
             self._unversioned[step.id] = step.version

@@ -352,7 +352,8 @@ class Sequences(Strict, frozen=True, kw_only=True):
         Meta(
             ge=0,
             le=10_000,
-            description="Calls of one sequence that may wait for the one before them; beyond it 503 `queue_full`.",
+            description="Single calls of one sequence that may wait for the one before them; beyond it 503 "
+            "`queue_full`. Those of a stream are bounded by `gateway.grpc.stream_calls_max`.",
         ),
     ] = 64
     idle_ms: Annotated[

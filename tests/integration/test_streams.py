@@ -260,6 +260,25 @@ def test_a_sequence_over_a_stream_adds_up(
     assert [message[3]["sum"] for message in found] == [[[0]], [[1]], [[3]], [[6]], [[10]]]
 
 
+@pytest.mark.parametrize("count", [120, 300])
+def test_a_long_sequence_sent_ahead_on_one_stream_has_no_holes(streaming_gateway: GatewayProcess, count: int) -> None:
+    """More steps than may be out at a time: the stream is read no further, and not one step is refused."""
+    name = time.monotonic_ns()
+    with Stream(streaming_gateway.grpc) as stream:
+        for number in range(count):
+            stream.send(
+                "accumulator",
+                [tensor("value", [[1]], "INT64", np.int64)],
+                request_id=str(number),
+                sequence_id=name,
+                sequence_start=number == 0,
+                sequence_end=number == count - 1,
+            )
+        found = stream.take(count)
+    assert [message[0] for message in found] == [str(number) for number in range(count)]
+    assert [message[3]["sum"] for message in found] == [[[number + 1]] for number in range(count)]
+
+
 # --- what only the gateway does ---
 
 

@@ -416,3 +416,13 @@ def test_nobody_gets_into_another_tenant_s_sequence_and_a_lost_one_is_anybody_s_
     assert table.enter(made("alice"), 1.0, versioned=True) is Entered.FOREIGN
     later = made("alice", start=True)
     assert table.enter(later, 100.0, versioned=True) is Entered.GO, "the idle time is over"
+
+
+def test_steps_that_a_stream_sends_ahead_are_never_refused_for_their_number() -> None:
+    table = Sequences("m", live_max=10, waiting_max=4, idle_s=10.0)
+    session = object()
+    steps = [Step("1", 7, start=number == 0, end=False, session=session) for number in range(50)]
+    entered = [table.enter(step, 0.0, versioned=True) for step in steps]
+    assert entered == [Entered.GO] + [Entered.WAIT] * 49
+    for number in range(49):
+        assert table.sent(steps[number]) == [steps[number + 1]]
