@@ -147,6 +147,8 @@ def _honesty(step: Told, earlier: list[Told], idle_s: float, report: Report) -> 
     other = _counted_on(step, earlier, idle_s)
     if other is None or other.sent_to is None or step.reason != Reason.UPSTREAM_INVALID.label:
         return
+    if any(each.sent_to is not None and each.answer is None for each in earlier[earlier.index(other) + 1 :]):
+        return  # one that was cancelled while it waited in the server took the whole sequence with it
     if not any(event.machine == other.sent_to[0] for event in report.scenario.events):
         yield f"{name_of(step.plan)}: refused for want of a start, although {name_of(other.plan)} was answered"
 

@@ -72,7 +72,9 @@ def _taker(plans: Sequence[CallPlan], part: Part, shares: dict[int, list[Part]],
     else:
         fitting = [plan for plan in same if plan.wants_end and not _ended(shares[plan.number])]
         fitting = [plan for plan in fitting if _complete(plan, shares[plan.number])] or fitting
-    return fitting[0].number if fitting else same[0].number if len(same) == 1 else None
+    if not fitting and same and (part.error or len(same) == 1):
+        fitting = same[:1]  # an error among calls with one id: which of them it is of cannot be told any more
+    return fitting[0].number if fitting else None
 
 
 def _next_error(plan: CallPlan, shares: dict[int, list[Part]], report: Report) -> str:
