@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -28,11 +29,23 @@ def differential(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Different
         listen = write_policies(directory, replicas_of(fleet), models=models)
         with GatewayProcess(directory, listen) as gateway:
             gateway.wait_ready().wait_models(*OPEN)
-            spec = fleet["triton-0"].spec
-            pair = Differential((spec.http_address, spec.grpc_address), (gateway.http, gateway.grpc))
+            server = fleet["triton-0"]
+
+            def revive(patience_s: float) -> bool:
+                until_s = time.monotonic() + patience_s
+                while server.alive():
+                    if time.monotonic() >= until_s:
+                        return False
+                    time.sleep(0.02)
+                server.start(wait=True)
+                gateway.wait_models(*OPEN)
+                return True
+
+            addresses = (server.spec.http_address, server.spec.grpc_address)
+            pair = Differential(addresses, (gateway.http, gateway.grpc), revive)
             yield pair
             pair.close()
-            print(
-                f"\ndifferential suite: {pair.comparisons} comparisons, rows met {dict(sorted(pair.exercised.items()))}"
-            )
+            met = dict(sorted(pair.exercised.items()))
+            crashes = f"{pair.crashes} crashes of Triton"
+            print(f"\ndifferential suite: {pair.comparisons} comparisons, {crashes}, rows met {met}")
             assert gateway.stop() == 0, gateway.log_text()
