@@ -48,6 +48,7 @@ class DeadlineScope:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None  # it knows this scope: a circle, and one per call is work for the garbage collector
         if self._fired:
             task = self._task
             assert task is not None

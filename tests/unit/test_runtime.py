@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 
 import pytest
@@ -63,6 +64,22 @@ async def test_a_scope_cuts_its_body_and_nothing_else() -> None:
     with DeadlineScope(wheel, clock.now_s() + 30):
         await asyncio.sleep(0)
     assert len(wheel) == 0
+
+
+async def test_a_scope_that_was_left_is_freed_without_the_garbage_collector() -> None:
+    """One circle per call had the collector take thousands at a time, and the heap grew around them in a soak."""
+    clock = SystemClock()
+    wheel = TimerWheel(clock)
+    gc.collect()
+    gc.disable()
+    try:
+        with DeadlineScope(wheel, clock.now_s() + 30):
+            await asyncio.sleep(0)
+        with pytest.raises(DeadlinePassed), DeadlineScope(wheel, clock.now_s() + 0.01):
+            await asyncio.Event().wait()
+        assert [each for each in gc.get_objects() if isinstance(each, DeadlineScope) and each._wheel is wheel] == []
+    finally:
+        gc.enable()
 
 
 async def test_the_inner_of_two_scopes_fires_alone() -> None:
