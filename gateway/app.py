@@ -24,18 +24,20 @@ from gateway.admin.server import AdminServers
 from gateway.admin.server import start as start_admin
 from gateway.admin.token import TokenError, ensure_token
 from gateway.assembly import VERSION, Assembly, Parts
-from gateway.core.faces import Authenticator
+from gateway.core.faces import Authenticator, Connector
 from gateway.edge.explain import Explainer
-from gateway.edge.grpc_server import GrpcServer
-from gateway.edge.grpc_tls import GrpcPeers, GrpcPortTls
+from gateway.edge.grpc_kit import GrpcKit
+from gateway.edge.grpc_servers import grpc_server
 from gateway.edge.headers import HeaderReader
 from gateway.edge.http_server import HttpServer
 from gateway.edge.identity import IdentityDesk
-from gateway.edge.tls_door import HttpTls
+from gateway.edge.tls_door import PortDoor
 from gateway.edge.tls_files import PortTls, watch_port_tls
-from gateway.edge.tls_peers import HttpPeers
+from gateway.edge.tls_peers import TransportPeers
 from gateway.fleet.dns import SystemResolver
 from gateway.fleet.grpcio_client import GrpcioConnector, GrpcioOptions
+from gateway.fleet.http2_channel import Http2Options
+from gateway.fleet.http2_client import Http2Connector
 from gateway.fleet.tls import PoolTls
 from gateway.observe.readings import file_readings
 from gateway.observe.table import Reading
@@ -62,8 +64,6 @@ ENVELOPE_BYTES = 64 * 1024
 CLOSE_LIMIT_S = 2.0
 RECORD_THREADS = 2
 CODING_THREADS = 2
-HANDSHAKE_MS = 10_000
-"""Of HTTP/2 itself, where there is no TLS."""
 
 
 class StartError(Exception):
@@ -87,7 +87,9 @@ class App:
         # Of their own: large bodies must not delay what is small.
         self._coding_workers = ThreadWorkers(CODING_THREADS, "sluice-coding")
         # One per name: a look-up that hangs holds up no other name, and nothing else.
-        names = {pool.replicas.dns.host for pool in policies.fleet.pools.values() if pool.replicas.dns is not None}
+        pools = policies.fleet.pools.values()
+        names = {pool.replicas.dns.host for pool in pools if pool.replicas.dns is not None}
+        names |= {each.grpc.rpartition(":")[0] for pool in pools for each in pool.replicas.static or ()}
         self._resolver_workers = ThreadWorkers(max(1, len(names)), "sluice-resolver")
         self._files = SystemFiles(self._workers)
         records = policies.fleet.records
@@ -128,7 +130,7 @@ class App:
         gateway, assembly = policies.fleet.gateway, self.assembly
         header = "" if self._identity is None else self._identity.header
         reader = HeaderReader(gateway.forward_headers, self.chance.stream("edge.request_id"), header)
-        http_tls, grpc_tls = self._port_tls()
+        port_tls = self._port_tls()
         peers = None if self._identity is None else self._identity.peers
         explainer = Explainer(self.chance.stream("edge.explain").getrandbits(256))
         self.http = HttpServer(
@@ -145,24 +147,29 @@ class App:
             body_budget=assembly.body_budget,
             observer=assembly.metrics,
             coding_workers=self._coding_workers,
-            tls=http_tls,
-            peers=None if peers is None else HttpPeers(**peers),
+            tls=self._http_door(port_tls),
+            peers=None if peers is None else TransportPeers(**peers),
         )
-        self.grpc = GrpcServer(
-            service=assembly.service,
-            catalogue=assembly.catalogue,
-            authenticator=authenticator,
-            reader=reader,
-            explainer=explainer,
-            budget=assembly.body_budget,
-            observer=assembly.metrics,
-            limits=gateway.grpc,
-            receive_bytes_max=max(model.limits.body_bytes_max for model in policies.models.values()) + ENVELOPE_BYTES,
-            chance=self.chance.stream("edge.grpc.retry_after"),
-            clock=self.clock,
-            tls=grpc_tls,
-            handshake_timeout_ms=gateway.listen.tls.handshake_timeout_ms if gateway.listen.tls else HANDSHAKE_MS,
-            peers=None if peers is None else GrpcPeers(**peers),
+        self.grpc = grpc_server(
+            GrpcKit(
+                service=assembly.service,
+                catalogue=assembly.catalogue,
+                authenticator=authenticator,
+                reader=reader,
+                explainer=explainer,
+                budget=assembly.body_budget,
+                observer=assembly.metrics,
+                limits=gateway.grpc,
+                receive_bytes_max=max(model.limits.body_bytes_max for model in policies.models.values())
+                + ENVELOPE_BYTES,
+                chance=self.chance.stream("edge.grpc.retry_after"),
+                clock=self.clock,
+                workers=self._coding_workers,
+            ),
+            wheel=assembly.wheel,
+            tls=gateway.listen.tls,
+            files=None if port_tls is None else lambda: port_tls.value,
+            peers=peers,
         )
         assembly.metrics.add_source("files", self._file_readings)
         self._admin: AdminServers | None = None
@@ -279,26 +286,25 @@ class App:
             changed=lambda: self.assembly.directory.renew(pool),
         )
 
-    def _port_tls(self) -> tuple[HttpTls | None, GrpcPortTls | None]:
+    def _port_tls(self) -> Watched[PortTls] | None:
         """TLS of the two client ports, from one set of files."""
         policy = self.policies.fleet.gateway.listen.tls
         if policy is None:
-            return None, None
+            return None
         watched = watch_port_tls(policy, self._named, files=self._files, workers=self._workers, clock=self.clock)
         self._watched["listen_tls"] = watched
-        if policy.client_certificate == "optional":
-            _log.warning(
-                "gateway.listen.tls.client_certificate is `optional`: the gRPC port asks for no certificate, because "
-                "its library cannot ask without insisting"
-            )
-        http = HttpTls(
+        return watched
+
+    def _http_door(self, watched: Watched[PortTls] | None) -> PortDoor | None:
+        policy = self.policies.fleet.gateway.listen.tls
+        if watched is None or policy is None:
+            return None
+        return PortDoor(
             lambda: watched.value.http,
             handshake_timeout_s=policy.handshake_timeout_ms / 1000,
             wheel=self.assembly.wheel,
             observer=self.assembly.metrics,
         )
-        required = policy.client_certificate == "required"
-        return http, GrpcPortTls(lambda: watched.value.material, client_certificate_required=required)
 
     def _file_readings(self, now_s: float) -> Iterable[Reading]:
         rows = []
@@ -311,10 +317,20 @@ class App:
         if self._identity is not None:
             yield "sluice_token_verifications_total", (), self._identity.tally.verifications
 
-    def _connector_of(self, pool: Pool) -> GrpcioConnector:
-        options = GrpcioOptions(message_bytes_max=pool.message_bytes_max, page_bytes_max=pool.scrape.page_bytes_max)
+    def _connector_of(self, pool: Pool) -> Connector:
         name = next(name for name, each in self.policies.fleet.pools.items() if each is pool)
-        return GrpcioConnector(options, self.clock, self._pool_tls.get(name))
+        sizes = {"message_bytes_max": pool.message_bytes_max, "page_bytes_max": pool.scrape.page_bytes_max}
+        tls = self._pool_tls.get(name)
+        if pool.transport == "grpcio":
+            return GrpcioConnector(GrpcioOptions(**sizes), self.clock, tls)
+        return Http2Connector(
+            Http2Options(**sizes),
+            self.clock,
+            self.chance.stream(f"fleet.connect/{name}"),
+            tls,
+            resolver=SystemResolver(self._resolver_workers),
+            workers=self._coding_workers,
+        )
 
 
 def resolve(policies: PolicySet, relative: str) -> Path:
@@ -330,11 +346,14 @@ async def serve(policies: PolicySet) -> int:
         token = ensure_token(resolve(policies, policies.fleet.gateway.state_dir))
     except TokenError as error:
         raise StartError(str(error)) from error
-    descriptors, connections_max = raise_descriptor_limit(), policies.fleet.gateway.http.connections_max
+    gateway = policies.fleet.gateway
+    descriptors = raise_descriptor_limit()
+    connections_max = gateway.http.connections_max + gateway.grpc.connections_max
     if descriptors < connections_max:
         _log.warning(
-            "this process may open %d files, fewer than gateway.http.connections_max (%d); connections beyond that "
-            "wait unaccepted: raise the limit (ulimit -n, LimitNOFILE=, --ulimit nofile=) or lower the key",
+            "this process may open %d files, fewer than the connections_max of gateway.http and gateway.grpc (%d); "
+            "connections beyond that wait unaccepted: raise the limit (ulimit -n, LimitNOFILE=, --ulimit nofile=) or "
+            "lower the keys",
             descriptors, connections_max,
         )  # fmt: skip
     app = App(policies, token)

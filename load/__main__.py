@@ -41,7 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, purpose in COMMANDS.items():
         sub = commands.add_parser(
-            name, help=purpose, description=purpose + ".", formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            help=purpose,
+            description=described(purpose),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if name == chosen:
             _module(name).configure(sub)
@@ -62,6 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, before)
     assert isinstance(code, int)
     return code
+
+
+def described(purpose: str) -> str:
+    """A command's purpose as a sentence."""
+    return purpose[0].upper() + purpose[1:] + ("" if purpose.endswith("?") else ".")
 
 
 def _module(name: str) -> ModuleType:

@@ -46,6 +46,8 @@ class Measured(Generic[S]):
     tally: Tally
     before: S
     after: S
+    sent: int
+    """All calls of the run, those before and after the window included."""
 
 
 class ClosedLoop:
@@ -57,6 +59,7 @@ class ClosedLoop:
         self._tally: Tally | None = None
         self._last = Tally()
         self._out = 0
+        self._sent = 0
         self._stopping = False
         self._idle = asyncio.Event()
 
@@ -83,7 +86,7 @@ class ClosedLoop:
             self._stopping = True
             ticking.cancel()
             await asyncio.wait((ticking,))
-        return Measured(elapsed_s, self._last, before, after)
+        return Measured(elapsed_s, self._last, before, after, self._sent)
 
     def _next(self, connection: Connection) -> None:
         if self._stopping:
@@ -91,6 +94,7 @@ class ClosedLoop:
             if not self._out:
                 self._idle.set()
             return
+        self._sent += 1
         connection.send(self._calls.next(), partial(self._ended, connection, time.perf_counter_ns()))
 
     def _ended(self, connection: Connection, sent_ns: int, error: str) -> None:

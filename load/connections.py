@@ -257,12 +257,12 @@ def _check(connection: HttpConnection) -> None:
 
 
 def document(count: int, cycles: list[Cycle], rss_mb_max: float) -> dict[str, Any]:
-    """Checks, verdict and figures."""
+    """Checks, verdict and figures. A check that is inconclusive has the reason as `why`."""
     first = cycles[0]
     during_mb = max(each.during.rss_bytes for each in cycles) / 1e6
     per_connection_kb = (first.during.rss_bytes - first.before.rss_bytes) / count / 1000
     ratios = [each.beside.p50_ms / each.alone.p50_ms for each in cycles]
-    latency = unchanged(ratios)
+    latency, why = unchanged(ratios)
     found = spread(ratios)
     errors = sum(each.alone.errors + each.beside.errors for each in cycles)
     opened = min(each.opened for each in cycles)
@@ -271,8 +271,11 @@ def document(count: int, cycles: list[Cycle], rss_mb_max: float) -> dict[str, An
     tasks = max(each.after.tasks - each.before.tasks for each in cycles)
     left = max(each.after.connections for each in cycles)
 
-    def check(name: str, limit: float, measured: float, verdict: Verdict) -> tuple[dict[str, Any], Verdict]:
-        return {"name": name, "limit": limit, "measured": round(measured, 3), "pass": passed(verdict)}, verdict
+    def check(
+        name: str, limit: float, measured: float, verdict: Verdict, why: str = ""
+    ) -> tuple[dict[str, Any], Verdict]:
+        made = {"name": name, "limit": limit, "measured": round(measured, 3), "pass": passed(verdict)}
+        return {**made, "why": why} if why else made, verdict
 
     def plain(name: str, limit: float, measured: float, good: bool) -> tuple[dict[str, Any], Verdict]:
         return check(name, limit, measured, "pass" if good else "fail")
@@ -282,7 +285,7 @@ def document(count: int, cycles: list[Cycle], rss_mb_max: float) -> dict[str, An
         plain("connections that stayed open", count, still_open, still_open == count),
         plain("gateway's memory with them, MB", rss_mb_max, during_mb, during_mb <= rss_mb_max),
         plain("calls beside them that failed", 0, errors, errors == 0),
-        check("p50 of calls over new connections, with over without", UNCHANGED_RATIO_MAX, found.median, latency),
+        check("p50 of calls over new connections, with over without", UNCHANGED_RATIO_MAX, found.median, latency, why),
         plain("connections left after the end", 0, left, left == 0),
         plain("descriptors more than before", DESCRIPTORS_SLACK, descriptors, descriptors <= DESCRIPTORS_SLACK),
         plain("tasks more than before", TASKS_SLACK, tasks, tasks <= TASKS_SLACK),
@@ -324,7 +327,8 @@ def summary(result: dict[str, Any]) -> str:
     ]
     for check in result["checks"]:
         word = {True: "pass", False: "fail", None: "inconclusive"}[check["pass"]]
-        lines.append(f"{word}: {check['name']} (measured {check['measured']:g}, limit {check['limit']:g})")
+        reason = f": {check['why']}" if "why" in check else ""
+        lines.append(f"{word}: {check['name']} (measured {check['measured']:g}, limit {check['limit']:g}){reason}")
     return "\n".join([*lines, f"verdict: {result['verdict']}"])
 
 

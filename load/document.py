@@ -1,5 +1,5 @@
-"""The manual of `python -m load run`, rendered from the schema, the figures and a scenario, so that it can say nothing
-else than what the lab does.
+"""The manual of the load lab, rendered from the commands' own help, the schema of scenarios, the figures and a
+scenario, so that it can say nothing else than what the lab does.
 
 `python -m load.document > docs/load.md`, in the project's directory.
 """
@@ -10,18 +10,26 @@ import sys
 from collections.abc import Iterator
 
 from gateway.policy.document import tables
+from load.document_commands import commands_table, sections
 from load.figures import TIMER_LATE_MS_MAX
 from load.run_figures import LATE_SHARE_MAX, RUN_FIGURES, TRAFFIC_FIGURES
 from load.scenario import SCENARIOS_DIR, find_scenario, load_scenario, scenario_names
 from load.scenario_schema import Scenario
 
-INTRO = """# Load under a schedule
+INTRO = """# The load lab
 
 <!-- Rendered by `python -m load.document > docs/load.md`; change load/, not this page. -->
 
+`python -m load COMMAND` starts what it needs (real Tritons, Sluice, Envoy) on free ports of the loopback, drives it,
+and stops it again. It shows where it stands on stderr. Every command has `--help`, and `--json OUT` for programs (`-`
+is stdout; then nothing else is printed there). Exit codes, the same for all: 0 passed; 1 failed, or the run itself
+failed; 2 wrong usage; 3 inconclusive; 130 interrupted.
+"""
+
+RUN = """## run
+
 `python -m load run SCENARIO` sends calls at the times that a scenario says, through Sluice to real Tritons, and says
-whether what was promised was kept. It starts what it needs and stops it again. (`python -m load compare` puts Sluice
-beside a peer instead; benchmarks.md has its figures.)
+whether what was promised was kept.
 
 ```
 python -m load run --list                                    # the scenarios that come with the lab
@@ -37,7 +45,7 @@ On a terminal a line tells each second where the run stands; elsewhere it is qui
 check missed, or the run itself failed; 2 wrong usage or a wrong scenario; 3 inconclusive; 130 interrupted.
 """
 
-WHY = """## Why latency counts from the intended send time
+WHY = """### Why latency counts from the intended send time
 
 A generator that waits for an answer before it sends the next call (a closed loop) is slowed down by the very stall that
 it should measure: a server that freezes for a second gets a single call in that second, so thousands of quick calls
@@ -61,7 +69,7 @@ Latencies are of right answers only: a quick refusal is not a quick answer. So j
 `failed_p99_ms` says how long callers waited for nothing.
 """
 
-VERDICTS = f"""## How a verdict comes about
+VERDICTS = f"""### How a verdict comes about
 
 - **pass**: every check was kept, and no answer was wrong. That no answer is wrong is checked in every run.
 - **fail**: a check was missed. A check of a figure that does not exist (p99 of no right answers) is missed.
@@ -80,7 +88,7 @@ Latencies are kept in a histogram of buckets that are at most 1/128 of their val
 of the exact one; the largest value is exact.
 """
 
-WRITING = """## Writing a scenario
+WRITING = """### Writing a scenario
 
 A scenario is a YAML file. This is `steady`:
 """
@@ -106,13 +114,13 @@ This one has two kinds of traffic from one file (`trace.csv` begins with `{head}
 ```
 """
 
-FIGURES = """## What the figures mean
+FIGURES = """### What the figures mean
 
 Checks name these figures. Those of the first table exist for all traffic together and for each kind of traffic, there
 with its name before it: `reads.p99_ms`.
 """
 
-PICTURES = """## Files
+PICTURES = """### Files
 
 `--json OUT` writes one object: `scenario`, `verdict`, `checks` (each with `name`, `figure`, `limit`, `measured`, and
 `pass`, which is null if it is inconclusive), `figures` (the figures above, `error_kinds`, and per kind of traffic under
@@ -132,6 +140,8 @@ def render() -> str:
 
 def _page() -> Iterator[str]:
     yield INTRO
+    yield from commands_table()
+    yield RUN
     yield "| scenario | length | what it is for |"
     yield "|---|---|---|"
     for name in scenario_names():
@@ -149,6 +159,7 @@ def _page() -> Iterator[str]:
     yield "For a run as a whole:\n"
     yield from _figures({name: each for name, each in RUN_FIGURES.items() if name not in TRAFFIC_FIGURES})
     yield PICTURES
+    yield from sections()
 
 
 def _tables() -> Iterator[str]:
@@ -158,7 +169,7 @@ def _tables() -> Iterator[str]:
         if line.startswith("### "):
             foreign = "policy`" in line
         if not foreign:
-            yield line
+            yield f"#{line}" if line.startswith("### ") else line
 
 
 def _file(name: str) -> str:

@@ -17,10 +17,10 @@ from load.clock import KernelClock
 from load.closed_loop import answers
 from load.connection import NO_HEADERS, Sender
 from load.errors import LoadError
-from load.grpc_connection import GrpcConnection
 from load.http_connection import HttpConnection
 from load.inputs import AccelInputs, Calls, IdentityInputs, Inputs
 from load.open_loop import Moment, OpenLoopResult, Traffic, run_open_loop
+from load.raw_grpc_connection import RawGrpcConnection
 from load.run_figures import Machine
 from load.scenario import LoadedScenario
 from load.scenario_schema import TrafficSpec
@@ -98,7 +98,7 @@ def sender_of(each: TrafficSpec, target: Target) -> Sender:
     headers = NO_HEADERS if each.priority is None else {"x-sluice-priority": each.priority}
     if each.protocol == "http":
         return Pool(partial(HttpConnection, address, inputs_of(each), headers))
-    return Multiplexed(partial(GrpcConnection, address, inputs_of(each), headers), each.connections)
+    return Multiplexed(partial(RawGrpcConnection, address, inputs_of(each), headers), each.connections)
 
 
 async def _settle(each: TrafficSpec, sender: Sender, target: str) -> None:

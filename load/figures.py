@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from load.verdict import ROUNDS_MIN, Limit, Verdict, judge, passed, spread, worst
+from load.verdict import ROUNDS_MIN, Limit, Verdict, judge_why, passed, spread, worst
 
 TIMER_LATE_MS_MAX = 10.0
 """A window in which the generator's own timers came later than this at p99 says nothing about the servers."""
@@ -33,6 +33,12 @@ class Reading:
     others_cores: float
     timer_late_p99_ms: float
     error_kinds: dict[str, int] = field(default_factory=dict)
+    sent: int = 0
+    """All calls of the round, those outside the window included."""
+    inferences: int = 0
+    """What Triton counted meanwhile."""
+    executions: int = 0
+    """And in how many executions: inferences over executions is the size of its batches."""
 
     @property
     def disturbed(self) -> bool:
@@ -70,6 +76,9 @@ def limit_of(ratio: str, value: float) -> Limit:
     return Limit(value, at_most=ratio not in AT_LEAST)
 
 
+UNJUDGED = "none"
+"""The verdict of a comparison without limits in which no call went wrong: no ratio was judged."""
+
 _MEDIANS = (
     "rps", "p50_ms", "p99_ms", "cpu_us_per_call", "rss_mb", "triton_cpu_us_per_call", "generator_cpu_us_per_call",
     "others_cores", "timer_late_p99_ms",
@@ -82,7 +91,11 @@ def side_figures(readings: Sequence[Reading]) -> dict[str, Any]:
     for reading in readings:
         for kind, count in reading.error_kinds.items():
             kinds[kind] = kinds.get(kind, 0) + count
-    figures: dict[str, Any] = {"calls": sum(r.calls for r in readings), "errors": sum(r.errors for r in readings)}
+    figures: dict[str, Any] = {
+        name: sum(getattr(reading, name) for reading in readings)
+        for name in ("calls", "errors", "sent", "inferences", "executions")
+    }
+    figures["batch"] = round(figures["inferences"] / figures["executions"], 3) if figures["executions"] else None
     for name in _MEDIANS:
         values = [value for reading in readings if (value := getattr(reading, name)) is not None]
         figures[name] = round(median(values), 3) if values else None
@@ -119,7 +132,8 @@ def comparison(
     `ratios` are medians of each round's own ratio, so that a machine that slows down over the rounds does not move
     them; so they need not be exactly the ratios of the two sides' medians. `spread` says how much the rounds agree, and
     `inconclusive` names the ratios that say nothing, with the reason. The verdict: an error or a wrong answer anywhere
-    fails; else it is that of `limits` (ratio to its limit), and `pass` without any.
+    fails, and so does a call that Triton did not execute once; else it is that of `limits` (ratio to its limit), and
+    `UNJUDGED` without any. A check that is inconclusive has the reason as `why`.
     """
     sides = {
         "sluice": side_figures([each.sluice for each in rounds]),
@@ -141,12 +155,18 @@ def comparison(
         {"name": "every call answered, and right", "limit": 0, "measured": errors, "pass": not errors}
     ]
     verdicts: list[Verdict] = ["fail" if errors else "pass"]
+    if not errors:  # a call that failed may have been executed or not
+        extra = sum(abs(each.inferences - each.sent) for pair in rounds for each in (pair.sluice, pair.peer))
+        name = "Triton executed every call, and each once"
+        checks.append({"name": name, "limit": 0, "measured": extra, "pass": not extra})
+        verdicts.append("fail" if extra else "pass")
     for name, value in (limits or {}).items():
         limit = limit_of(name, value)
-        verdict = judge(ratios_of(rounds, name), limit, rounds_min=ROUNDS_MIN, disturbed=disturbed)
+        verdict, why = judge_why(ratios_of(rounds, name), limit, rounds_min=ROUNDS_MIN, disturbed=disturbed)
         verdicts.append(verdict)
         words = f"{name} ratio at {'most' if limit.at_most else 'least'} {value:g}"
-        checks.append({"name": words, "limit": value, "measured": ratios[name], "pass": passed(verdict)})
+        check = {"name": words, "limit": value, "measured": ratios[name], "pass": passed(verdict)}
+        checks.append({**check, "why": why} if why else check)
     return {
         "protocol": protocol,
         "concurrency": concurrency,
@@ -154,7 +174,7 @@ def comparison(
         "ratios": ratios,
         "spread": spreads,
         "inconclusive": inconclusive,
-        "verdict": worst(verdicts),
+        "verdict": worst(verdicts) if limits or "fail" in verdicts else UNJUDGED,
         "checks": checks,
         "disturbed_rounds": disturbed,
         "setting": setting,
@@ -180,6 +200,7 @@ def table(result: dict[str, Any]) -> str:
         ("p99 ms", "p99_ms", "p99", "{:.2f}"),
         ("proxy CPU us/call", "cpu_us_per_call", "cpu", "{:.0f}"),
         ("proxy RSS MB", "rss_mb", "", "{:.0f}"),
+        ("Triton's batches", "batch", "", "{:.2f}"),
         ("Triton CPU us/call", "triton_cpu_us_per_call", "", "{:.0f}"),
         ("generator CPU us/call", "generator_cpu_us_per_call", "", "{:.0f}"),
         ("others' CPUs", "others_cores", "", "{:.2f}"),
@@ -206,7 +227,9 @@ def table(result: dict[str, Any]) -> str:
     lines += [f"{name} is inconclusive: {reason}" for name, reason in result["inconclusive"].items()]
     for check in result["checks"]:
         word = {True: "pass", False: "fail", None: "inconclusive"}[check["pass"]]
-        lines.append(f"{word}: {check['name']} (measured {check['measured']}, limit {check['limit']})")
+        why = f": {check['why']}" if "why" in check else ""
+        lines.append(f"{word}: {check['name']} (measured {check['measured']}, limit {check['limit']}){why}")
     count, disturbed = len(result["rounds"]), result["disturbed_rounds"]
-    lines.append(f"verdict: {result['verdict']}; {count} rounds, {disturbed} of them disturbed by other work")
+    unjudged = ", for no --limit was set: no ratio was judged" if result["verdict"] == UNJUDGED else ""
+    lines.append(f"verdict: {result['verdict']}{unjudged}; {count} rounds, {disturbed} of them disturbed by other work")
     return "\n".join(line.rstrip() for line in lines)

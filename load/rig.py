@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -45,6 +47,13 @@ class Rig:
         if self.triton.run is None:
             raise LoadError(f"{self.triton.spec.name} has ended; see {self.triton.spec.log}")
         return group_members(self.triton.run.server.pid)
+
+    def executed(self, model: str) -> tuple[int, int]:
+        """How many inferences of a model Triton has counted, and in how many executions."""
+        url = f"http://{self.triton.spec.http_address}/v2/models/{model}/stats"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            stats = json.load(response)["model_stats"]
+        return sum(each["inference_count"] for each in stats), sum(each["execution_count"] for each in stats)
 
     def proxy_pids(self) -> list[int]:
         """The processes of all proxies."""

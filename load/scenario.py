@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,12 @@ from gateway.policy.files import read_bounded, reason
 from gateway.policy.problems import PolicyError, Position, Problems
 from gateway.policy.schema import FleetPolicy, ModelPolicy
 from gateway.policy.yaml_tree import Mapping as MappingNode
-from gateway.policy.yaml_tree import Node, Scalar, Sequence, parse
+from gateway.policy.yaml_tree import Node, Scalar, Sequence, find, parse
 from load import arrivals
 from load.arrivals import Arrivals
 from load.errors import UsageError
 from load.run_figures import RUN_FIGURES, TRAFFIC_FIGURES
-from load.scenario_schema import ArrivalsSpec, Scenario, TrafficSpec
+from load.scenario_schema import DEADLINE_MS_MAX, ArrivalsSpec, CheckSpec, Scenario
 from load.sluice import model_policy
 from load.trace import TraceError, read_trace
 
@@ -115,20 +115,19 @@ def load_scenario(path: Path) -> LoadedScenario:
     policies = dict(_take_policies(root))
     # "keys": a kind of file of which the gateway knows no keys that are yet to come.
     document: Document[Scenario] = decode(root, Scenario, "keys", shown, problems)
-    loaded: list[Arrivals] = []
-    overrides: dict[str, Mapping[str, Any]] = {}
-    spec = document.value
-    if spec is not None:
-        loaded = list(_arrivals(document, spec, path, problems))
-        _check(document, spec, problems)
-        scenario = LoadedScenario(path.stem, spec, tuple(loaded), overrides)
-        for model, node in policies.items():
-            overrides[model] = _override(model, node, scenario.deadline_ms(model), shown, problems)
+    # Whatever the schema refused above, the rest is looked at too: all that is wrong is told at once.
+    loaded = list(_arrivals(document, path, problems))
+    _check(document, problems)
+    overrides = {
+        model: _override(model, node, _deadline_ms(document, model), shown, problems)
+        for model, node in policies.items()
+    }
     try:
         problems.raise_if_any()
     except PolicyError as error:
         raise UsageError(f"the scenario cannot be used\n{error}") from error
-    return scenario
+    assert document.value is not None
+    return LoadedScenario(path.stem, document.value, tuple(loaded), overrides)
 
 
 def _shown(path: Path) -> str:
@@ -193,20 +192,48 @@ def _plain(node: Node) -> Any:
     return node.value if isinstance(node, Scalar) else None
 
 
-def _arrivals(document: Document[Scenario], spec: Scenario, path: Path, problems: Problems) -> Iterator[Arrivals]:
-    names = [each.name for each in spec.traffic]
-    for index, traffic in enumerate(spec.traffic):
+def _traffic(document: Document[Scenario]) -> list[dict[str, Any]]:
+    """What is known of each kind of traffic, defaults included; None where a value was refused."""
+    return [each or {} for each in document.get("traffic") or ()]
+
+
+def _deadline_ms(document: Document[Scenario], model: str) -> int:
+    """As `LoadedScenario.deadline_ms`; the largest possible while it is not known what all traffic is."""
+    traffic = _traffic(document)
+    if not traffic or any(each.get("model") is None or each.get("deadline_ms") is None for each in traffic):
+        return DEADLINE_MS_MAX
+    return max((each["deadline_ms"] for each in traffic if each["model"] == model), default=1000)
+
+
+def _arrivals(document: Document[Scenario], path: Path, problems: Problems) -> Iterator[Arrivals]:
+    traffic = _traffic(document)
+    names = [each.get("name") for each in traffic]
+    for index, each in enumerate(traffic):
         at = ("traffic", index, "arrivals")
-        given = [kind for kind in KINDS if getattr(traffic.arrivals, kind) is not None]
+        node = find(document.root, at)
+        if not isinstance(node, MappingNode) or set(node.entries) - set(KINDS):
+            continue  # the schema has refused it
+        given = [kind for kind in KINDS if kind in node.entries]
         if len(given) != 1:
             message = f"{' and '.join(given)} stand side by side" if given else "no kind of arrivals is given"
             problems.add(document.file, document.where(*at), at, message, "give exactly one", KINDS)
             continue
+        known = document.get(*at, given[0])
+        if not _whole(known) or each.get("name") is None or (given[0] == "trace" and None in names):
+            continue  # so has it a part of it, or a name that the rows of a trace may bear
         try:
-            yield make_arrivals(traffic.arrivals, traffic.name, names, path.parent)
+            spec = msgspec.convert({given[0]: known}, ArrivalsSpec)
+            yield make_arrivals(spec, each["name"], [name for name in names if name], path.parent)
         except (ValueError, TraceError) as error:
             here = (*at, given[0])
             problems.add(document.file, document.where(*here), here, str(error))
+
+
+def _whole(known: Any) -> bool:
+    """Whether no part of it was refused. Arrivals have no keys without a value."""
+    if isinstance(known, dict):
+        return all(map(_whole, known.values()))
+    return all(map(_whole, known)) if isinstance(known, list) else known is not None
 
 
 def make_arrivals(spec: ArrivalsSpec, traffic: str, names: list[str], folder: Path) -> Arrivals:
@@ -227,45 +254,60 @@ def make_arrivals(spec: ArrivalsSpec, traffic: str, names: list[str], folder: Pa
     return arrivals.Trace(read_trace(folder / spec.trace.file, traffic, names))
 
 
-def _check(document: Document[Scenario], spec: Scenario, problems: Problems) -> None:
+def _check(document: Document[Scenario], problems: Problems) -> None:
     def add(path: tuple[str | int, ...], message: str, remedy: str, allowed: tuple[str, ...] = ()) -> None:
         problems.add(document.file, document.where(*path), path, message, remedy, allowed)
 
-    for name, count in Counter(each.name for each in spec.traffic).items():
+    traffic = _traffic(document)
+    names = [each.get("name") for each in traffic]
+    for name, count in Counter(name for name in names if name is not None).items():
         if count > 1:
-            last = max(index for index, each in enumerate(spec.traffic) if each.name == name)
+            last = max(index for index, each in enumerate(names) if each == name)
             add(("traffic", last, "name"), f"`{name}` names {count} kinds of traffic", "give each a name of its own")
-    for index, each in enumerate(spec.traffic):
-        if each.name == "all":
+    for index, each in enumerate(traffic):
+        if each.get("name") == "all":
             add(("traffic", index, "name"), "`all` is the sum of all traffic", "take another name")
-        for key in _idle_keys(each):
+        protocol, model = each.get("protocol"), each.get("model")
+        for key in _idle_keys(protocol, model) if protocol and model else ():
             if document.given("traffic", index, key):
-                add(("traffic", index, key), f"means nothing with {each.protocol} and {each.model}", "remove it")
-    for model in spec.target.models or ():
-        if model not in MODELS:
+                add(("traffic", index, key), f"means nothing with {protocol} and {model}", "remove it")
+    for model, known in (document.get("target", "models") or {}).items():
+        if model not in MODELS and known is not None:
             add(("target", "models", model), "there is no such model", "", tuple(MODELS))
-    known = {each.name for each in spec.traffic}
-    for index, check in enumerate(spec.checks):
-        if (check.max is None) == (check.min is None):
-            add(("checks", index), "a check has exactly one of `max` and `min`", "write one of them")
-        owner, dot, figure = check.figure.rpartition(".")
-        figures = tuple(TRAFFIC_FIGURES) if dot else tuple(RUN_FIGURES)
-        at = ("checks", index, "figure")
-        if dot and owner not in known:
-            add(at, f"there is no traffic `{owner}`", "", tuple(sorted(known)))
-        elif figure not in figures:
-            near = difflib.get_close_matches(figure, figures, n=1)
-            add(at, f"there is no figure `{figure}`", f"did you mean `{near[0]}`?" if near else "", figures)
+    for index, check in enumerate(document.get("checks") or ()):
+        if check is not None:
+            _check_check(document, index, check.get("figure"), names, add)
 
 
-def _idle_keys(each: TrafficSpec) -> Iterator[str]:
-    if each.protocol == "grpc" or each.model == "streamer":
+def _check_check(
+    document: Document[Scenario], index: int, figure: str | None, names: list[str | None], add: Callable[..., None]
+) -> None:
+    """One entry of `checks`. `names` are those of the traffic, None for what was refused."""
+    node = find(document.root, ("checks", index))
+    keys = set(node.entries) if isinstance(node, MappingNode) else set()
+    if keys <= set(CheckSpec.__struct_fields__) and ("max" in keys) == ("min" in keys):
+        add(("checks", index), "a check has exactly one of `max` and `min`", "write one of them")
+    if figure is None:
+        return
+    owner, dot, figure = figure.rpartition(".")
+    figures = tuple(TRAFFIC_FIGURES) if dot else tuple(RUN_FIGURES)
+    at = ("checks", index, "figure")
+    if dot and owner not in names:
+        if None not in names and names:
+            add(at, f"there is no traffic `{owner}`", "", tuple(sorted(name for name in set(names) if name)))
+    elif figure not in figures:
+        near = difflib.get_close_matches(figure, figures, n=1)
+        add(at, f"there is no figure `{figure}`", f"did you mean `{near[0]}`?" if near else "", figures)
+
+
+def _idle_keys(protocol: str, model: str) -> Iterator[str]:
+    if protocol == "grpc" or model == "streamer":
         yield "body"
-    if each.protocol == "http" or each.model == "streamer":
+    if protocol == "http" or model == "streamer":
         yield "connections"
-    if each.model == "streamer":
+    if model == "streamer":
         yield from ("check_share", "priority")
     else:
         yield from ("responses", "response_gap_ms")
-    if each.model != "accel":
+    if model != "accel":
         yield "work"

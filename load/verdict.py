@@ -83,20 +83,34 @@ def judge(values: Sequence[float], limit: Limit, *, rounds_min: int, disturbed: 
     Inconclusive: fewer than `rounds_min` rounds; more than half of them disturbed; a median beyond the limit while
     fewer than three rounds in four are; or rounds that disagree too much with the limit inside their interval.
     """
-    if len(values) < max(1, rounds_min) or disturbed * 2 > len(values):
-        return "inconclusive"
+    return judge_why(values, limit, rounds_min=rounds_min, disturbed=disturbed)[0]
+
+
+def judge_why(
+    values: Sequence[float], limit: Limit, *, rounds_min: int, disturbed: int = 0, noun: str = "rounds"
+) -> tuple[Verdict, str]:
+    """The same, with the reason in words if it is inconclusive, else "". `noun` is what there is one value of."""
+    if len(values) < max(1, rounds_min):
+        return "inconclusive", f"{len(values)} {noun} have it; {max(1, rounds_min)} are needed"
+    if disturbed * 2 > len(values):
+        return "inconclusive", f"more than half of the {noun} were disturbed by other work"
     found = spread(values)
     beyond = limit.beyond(found.median)
     if found.disagree and limit.beyond(found.low) != limit.beyond(found.high):
-        return "inconclusive"
+        return "inconclusive", f"the {noun} disagree, with the limit between them: {found.low:.2f} to {found.high:.2f}"
     if not beyond:
-        return "pass"
-    return "fail" if sum(map(limit.beyond, values)) >= CLEAR_SHARE * len(values) else "inconclusive"
+        return "pass", ""
+    missed = sum(map(limit.beyond, values))
+    if missed >= CLEAR_SHARE * len(values):
+        return "fail", ""
+    return "inconclusive", (
+        f"too near the limit: only {missed} of {len(values)} {noun} miss it, and {CLEAR_SHARE:.0%} make a failure"
+    )
 
 
-def unchanged(ratios: Sequence[float]) -> Verdict:
-    """The design's "unchanged", over the ratios after/before of interleaved pairs."""
-    return judge(ratios, Limit(UNCHANGED_RATIO_MAX), rounds_min=PAIRS_MIN)
+def unchanged(ratios: Sequence[float]) -> tuple[Verdict, str]:
+    """The design's "unchanged", over the ratios after/before of interleaved pairs, with the reason as `judge_why`."""
+    return judge_why(ratios, Limit(UNCHANGED_RATIO_MAX), rounds_min=PAIRS_MIN, noun="pairs")
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:

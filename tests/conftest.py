@@ -1,7 +1,10 @@
-"""Real Triton servers that integration tests share. They start once per test run, on free ports."""
+"""What tests share: real Triton servers, started once per test run on free ports, and the gRPC edge on both of its
+servers.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 
@@ -9,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from deploy.local import LocalFleet, free_ports
+from tests.support import grpc_edge as grpc_edges
 from tests.support.gateway_process import MODEL_POLICIES, GatewayProcess, write_policies
 
 # A change must not fail for what another run's dice found: CI draws the same examples each time, people draw new ones.
@@ -123,3 +127,9 @@ def gateway(fleet: LocalFleet, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with GatewayProcess(directory, listen) as process:
         yield process.wait_ready().wait_models(*MODEL_POLICIES)
         assert process.stop() == 0, process.log_text()
+
+
+@pytest.fixture(params=grpc_edges.SERVERS)
+def grpc_edge(request: pytest.FixtureRequest) -> grpc_edges.MakeEdge:
+    """Makes gRPC edges; a test that asks for it runs with our own server, and with gRPC's library."""
+    return functools.partial(grpc_edges.running_edge, server=request.param)

@@ -32,7 +32,7 @@ from deploy.local.layout import (
 from deploy.local.ports import BASE_PORT, Ports
 from deploy.local.processes import remove_stale_shm_files
 from deploy.local.repository import build_repository
-from deploy.local.server import TritonServer
+from deploy.local.server import TritonServer, check_argument
 from deploy.local.state import read_state, write_state
 
 DONE, FAILED, NOT_READY, MACHINE, UNKNOWN = 0, 1, 1, 3, 4
@@ -50,6 +50,14 @@ example:
 
 exit codes: 0 done; 1 failed, or (status) not every server is ready; 2 wrong usage;
 3 this machine lacks something; 4 no such server, or no fleet"""
+
+
+UP_EXAMPLE = """\
+up --replicas 3 --models core streamer
+
+with TLS on the gRPC ports:
+  python -m deploy.local up --triton-argument=--grpc-use-ssl=true \\
+    --triton-argument=--grpc-server-cert=$PWD/triton.pem --triton-argument=--grpc-server-key=$PWD/triton.key"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -73,8 +81,16 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--json", metavar="OUT", help="write the result as JSON to this file; - is stdout")
         return command
 
-    up = add("up", "build what is missing and start the servers", "up --replicas 3 --models core streamer")
+    up = add("up", "build what is missing and start the servers", UP_EXAMPLE)
     _fleet_arguments(up)
+    up.add_argument(
+        "--triton-argument",
+        type=_triton_argument,
+        action="append",
+        default=[],
+        metavar="--FLAG=VALUE",
+        help="a flag for every Triton, joined to the option by `=`; may be repeated; files by their whole path",
+    )
     up.add_argument("--attach", action="store_true", help="stay; Ctrl-C stops the servers")
     up.set_defaults(any_ports=False)  # it checks as `check` does
     check = add("check", "say what this machine lacks, and change nothing", "check --replicas 2")
@@ -121,6 +137,14 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return number
+
+
+def _triton_argument(text: str) -> str:
+    try:
+        check_argument(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -181,6 +205,7 @@ def _up(arguments: argparse.Namespace) -> int:
         base_port=arguments.base_port,
         state_file=STATE_FILE,
         detached=not arguments.attach,
+        arguments=arguments.triton_argument,
     )
     if not arguments.attach:
         fleet.start()
@@ -203,6 +228,7 @@ def _status(arguments: argparse.Namespace) -> int:
     lines = [
         f"{each['name']:<10} {each['state'] + (', ready' if each['ready'] else ''):<15} "
         f"http {each['http']}  grpc {each['grpc']}  {each['memory_bytes'] // 2**20} MB  {' '.join(each['models'])}"
+        + (f"  NOT READY: {', '.join(each['unready'])}" if each["state"] == "running" and each["unready"] else "")
         for each in described["servers"]
     ]
     _report(arguments, described, "\n".join(lines))
@@ -262,22 +288,23 @@ def _no_fleet() -> int:
 
 
 def _describe(servers: dict[str, TritonServer]) -> dict[str, Any]:
+    return {"servers": [_described(name, server) for name, server in servers.items()]}
+
+
+def _described(name: str, server: TritonServer) -> dict[str, Any]:
+    unready = server.unready()
     return {
-        "servers": [
-            {
-                "name": name,
-                "state": server.state(),
-                "ready": server.ready(),
-                "http": server.spec.http_address,
-                "grpc": server.spec.grpc_address,
-                "metrics": server.spec.metrics_url,
-                "pid": None if server.run is None else server.run.server.pid,
-                "memory_bytes": server.memory_bytes(),
-                "models": list(server.spec.models),
-                "log": str(server.spec.log),
-            }
-            for name, server in servers.items()
-        ]
+        "name": name,
+        "state": server.state(),
+        "ready": not unready,
+        "unready": unready,
+        "http": server.spec.http_address,
+        "grpc": server.spec.grpc_address,
+        "metrics": server.spec.metrics_url,
+        "pid": None if server.run is None else server.run.server.pid,
+        "memory_bytes": server.memory_bytes(),
+        "models": list(server.spec.models),
+        "log": str(server.spec.log),
     }
 
 

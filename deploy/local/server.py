@@ -10,12 +10,13 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -34,13 +35,36 @@ START_TIMEOUT_S = 60.0
 STOP_GRACE_S = 15.0
 KILL_TIMEOUT_S = 15.0
 FREEZE_TIMEOUT_S = 2.0
+OWN_FLAGS = frozenset(
+    [
+        "--id",
+        "--model-repository",
+        "--model-store",
+        "--model-control-mode",
+        "--load-model",
+        "--backend-directory",
+        "--allow-http",
+        "--http-address",
+        "--http-port",
+        "--allow-grpc",
+        "--grpc-address",
+        "--grpc-port",
+        "--allow-metrics",
+        "--metrics-address",
+        "--metrics-port",
+    ]
+)
+"""Flags of Triton without which the fleet would not find its servers, or other servers would be hit."""
+SERVER = "the server itself"
+"""What is not ready where no model is to blame."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
     """What one server is. `environment` adds variables, for example SLUICE_ACCEL_S0_MS; `arguments` adds Triton flags.
 
-    `exit_timeout_s` is how long a stopping Triton waits for running calls and open HTTP connections.
+    `exit_timeout_s` is how long a stopping Triton waits for running calls and open HTTP connections. Raises ValueError
+    for arguments that are no flags, or flags that the fleet sets itself.
     """
 
     name: str
@@ -51,6 +75,10 @@ class ServerSpec:
     exit_timeout_s: int = 5
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for argument in self.arguments:
+            check_argument(argument)
 
     @property
     def log(self) -> Path:
@@ -104,6 +132,15 @@ class ServerSpec:
                 "arguments": tuple(stored["arguments"]),
             }
         )
+
+
+def check_argument(argument: str) -> None:
+    """Raises ValueError for what cannot be one of a server's `arguments`."""
+    flag = argument.partition("=")[0]
+    if not re.fullmatch(r"--[a-z][a-z-]*", flag):
+        raise ValueError(f"{argument!r} is no flag of Triton; write --flag=value")
+    if flag in OWN_FLAGS:
+        raise ValueError(f"{flag} is set by the fleet itself")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,31 +220,39 @@ class TritonServer:
                     f"read {self.spec.log}",
                 )
             if time.monotonic() >= deadline_s:
+                missing = ", ".join(self.unready())
                 raise LocalFleetError(
-                    f"{self.spec.name} was not ready after {timeout_s:g} s; the end of its log:\n    "
-                    f"{self._log_tail()}",
+                    f"{self.spec.name} was not ready after {timeout_s:g} s (not ready: {missing}); "
+                    f"the end of its log:\n    {self._log_tail()}",
                     f"read {self.spec.log}",
                 )
             time.sleep(0.05)
 
     def ready(self, timeout_s: float = 1.0) -> bool:
         """True if the server and each of its models answer ready now."""
+        return self.state() == "running" and next(self._unready(timeout_s), None) is None
+
+    def unready(self, timeout_s: float = 1.0) -> list[str]:
+        """The models that do not answer ready now; `SERVER` alone if none of them is to blame, or nothing answers."""
         if self.state() != "running":
-            return False
-        paths = ["/v2/health/ready", *(f"/v2/models/{model}/ready" for model in self.spec.models)]
+            return [SERVER]
+        found = list(self._unready(timeout_s))
+        return [name for name in found if name != SERVER] or found
+
+    def _unready(self, timeout_s: float) -> Iterator[str]:
+        paths = {SERVER: "/v2/health/ready"} | {model: f"/v2/models/{model}/ready" for model in self.spec.models}
         connection = http.client.HTTPConnection(LOOPBACK, self.spec.ports.http, timeout=timeout_s)
         try:
-            for path in paths:
+            for name, path in paths.items():
                 connection.request("GET", path)
                 response = connection.getresponse()
                 response.read()
                 if response.status != 200:
-                    return False
+                    yield name
         except (OSError, http.client.HTTPException):
-            return False
+            yield SERVER
         finally:
             connection.close()
-        return True
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Ask Triton to end (SIGTERM), wait so long, then kill. Returns when the group and its files are gone."""

@@ -30,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     tail.add_argument("--policies", default="policies", help="policies that say where records go (default: policies)")
     tail.add_argument("--dir", help="directory of the record files, instead of asking the policies")
+    tail.add_argument("misplaced", nargs="*", help=argparse.SUPPRESS)  # taken to say what was meant, see `run`
     tail.add_argument("-n", type=int, default=10, dest="count", metavar="N", help="records to begin with (default: 10)")
     tail.add_argument("-f", "--follow", action="store_true", help="go on with new records until Ctrl-C")
     tail.add_argument("--json", action="store_true", help="the records as they stand in the file")
@@ -38,6 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from gateway.records.tail import tail
 
+    if arguments.misplaced:
+        return fail(_meant(arguments.misplaced))
     if arguments.count < 0:
         return fail("-n must be 0 or more")
     directory = Path(arguments.dir) if arguments.dir else _directory(arguments.policies)
@@ -61,6 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
             raise
         return fail(f"the records in {directory} cannot be read: {error}", 1)
     return 0
+
+
+def _meant(words: list[str]) -> str:
+    word = words[0]
+    if (Path(word) / "fleet.yaml").is_file():
+        return f"{word} is a directory of policies: write `sluice log tail --policies {word}`"
+    return f"directories go behind an option: write `sluice log tail --dir {word}` for the records in {word}"
 
 
 def _directory(policies: str) -> Path | None:

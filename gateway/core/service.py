@@ -5,7 +5,8 @@ The rules, which every layer and the transport keep:
 1. `send` either returns a `Reply` or raises. A unary call's `send` returns when the whole message *and* its status
    are known, so an answer is never taken back; a streaming call's (`call.session` is set) at its first response or
    error, with a `StreamReply`. What is raised is `GatewayError`, or `asyncio.CancelledError` if the
-   task was cancelled from outside.
+   task was cancelled from outside. A layer that has nothing to do after the one below it may do its work, and raise,
+   as soon as it is called, and hand out the other's coroutine: so `await` it where you call it.
 2. Whatever a layer takes, it gives back in a `finally`: every `await` may be the last thing the layer ever runs.
 3. A `Reply` that was returned must be closed with `aclose(outcome)`, exactly once, by whoever it was returned to; a
    layer that keeps something past its own return (a stream's slot, say) hangs its release on the reply.

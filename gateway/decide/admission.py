@@ -96,9 +96,13 @@ class Admission:
         self._picker = picker
         self._queue_max = queue_max
         self._candidates: tuple[Candidate, ...] = ()
-        self._limit = 0
+        self.ready = 0
+        """Replicas that may be sent calls."""
+        self.limit = 0
+        """The sum of the slots of all candidates."""
+        self.in_flight = 0
+        """Slots that are taken. These three are for reading."""
         self._in_flight: dict[str, int] = {}
-        self._total = 0
         self._slots: dict[str, int] = {}
         self._queue: Queue = OrderedDict()
         self._lines: dict[str, _Line] = {}
@@ -110,30 +114,29 @@ class Admission:
         self._withdrawn = 0
 
     @property
-    def limit(self) -> int:
-        """The sum of the slots of all candidates."""
-        return self._limit
-
-    @property
-    def in_flight(self) -> int:
-        return self._total
-
-    @property
     def waiting(self) -> int:
         return len(self._queue) + self._pinned_waiting
 
     @property
     def queue_max(self) -> int:
-        return max(QUEUE_MIN, 4 * self._limit) if self._queue_max is None else self._queue_max
-
-    @property
-    def ready(self) -> int:
-        """Replicas that may be sent calls."""
-        return len(self._candidates)
+        return max(QUEUE_MIN, 4 * self.limit) if self._queue_max is None else self._queue_max
 
     @property
     def idle(self) -> bool:
-        return not self._total and not self.waiting
+        return not self.in_flight and not self.waiting
+
+    def take(self) -> str | None:
+        """A slot at once, on any replica, for a call that has no ticket; None if it must ask with one (`offer`).
+        O(candidates).
+        """
+        if self._queue:
+            return None
+        replica = self._picker.pick(self._candidates, self._in_flight)
+        if replica is not None:
+            self._in_flight[replica] = self._in_flight.get(replica, 0) + 1
+            self.in_flight += 1
+            self._granted += 1
+        return replica
 
     def offer(self, ticket: Ticket) -> Decision:
         """A call asks for a slot. O(candidates)."""
@@ -214,17 +217,17 @@ class Admission:
         one. Raises ValueError if none was taken there.
         """
         count = self._in_flight.get(replica, 0)
-        if count <= 0:
-            raise ValueError(f"a slot on {replica} was given back that nobody held")
-        if count == 1:
+        if count > 1:
+            self._in_flight[replica] = count - 1
+        elif count == 1:
             del self._in_flight[replica]
         else:
-            self._in_flight[replica] = count - 1
-        self._total -= 1
+            raise ValueError(f"a slot on {replica} was given back that nobody held")
+        self.in_flight -= 1
         if opened:
             self._lines[replica].opening -= 1
             self._tidy(replica)
-        return self._serve() if self.waiting else []
+        return self._serve() if self._queue or self._pinned_waiting else []
 
     def update(self, candidates: Sequence[Candidate]) -> tuple[list[Ticket], list[Ticket]]:
         """The fleet changed. Returns the tickets granted, and those refused because no replica is left that could ever
@@ -232,7 +235,7 @@ class Admission:
         """
         self._candidates = tuple(candidates)
         self._slots = {candidate.replica: candidate.slots for candidate in candidates}
-        self._limit = sum(self._slots.values())
+        self.ready, self.limit = len(self._candidates), sum(self._slots.values())
         refused = [] if self._candidates else list(self._queue)
         for replica in [replica for replica in self._lines if replica not in self._slots]:
             refused += (*self._lines[replica].steps, *self._lines[replica].openers)
@@ -277,7 +280,7 @@ class Admission:
         if ticket.opens:
             self._line(replica).opening += 1
         self._in_flight[replica] = self._in_flight.get(replica, 0) + 1
-        self._total += 1
+        self.in_flight += 1
         self._granted += 1
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
@@ -286,8 +289,8 @@ class Admission:
             heads += (next(iter(line.steps), None), next(iter(line.openers), None))
         oldest = min((head for head in heads if head is not None), key=lambda head: head.number, default=None)
         return {
-            "limit": self._limit,
-            "in_flight": self._total,
+            "limit": self.limit,
+            "in_flight": self.in_flight,
             "in_flight_by_replica": dict(sorted(self._in_flight.items())),
             "waiting": self.waiting,
             "waiting_pinned": self._pinned_waiting,

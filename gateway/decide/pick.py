@@ -24,15 +24,16 @@ class LeastInFlight:
 
     def pick(self, candidates: Sequence[Candidate], in_flight: Mapping[str, int]) -> str | None:
         """The id of the chosen replica; None if none has a free slot. O(candidates)."""
-        best: list[str] = []
+        best: str | None = None
         best_load = 1.0
+        ties: list[str] | None = None
         for candidate in candidates:
-            load = in_flight.get(candidate.replica, 0) / candidate.slots if candidate.slots > 0 else 1.0
+            replica, slots = candidate.replica, candidate.slots
+            load = in_flight.get(replica, 0) / slots if slots > 0 else 1.0
             if load < best_load:
-                best_load = load
-                best = [candidate.replica]
-            elif load == best_load and load < 1.0:
-                best.append(candidate.replica)
-        if not best:
-            return None
-        return best[0] if len(best) == 1 else best[self._chance.randrange(len(best))]
+                best, best_load, ties = replica, load, None
+            elif load == best_load and best is not None:
+                if ties is None:
+                    ties = [best]
+                ties.append(replica)
+        return best if ties is None else ties[self._chance.randrange(len(ties))]

@@ -229,10 +229,11 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         "extensions",
         "both",
-        "The server metadata lists every extension that the server has.",
-        "Without `system_shared_memory`, `cuda_shared_memory`, `trace`, `logging` and "
+        "The server metadata has the server's own name (`triton`, or what `--id` says) and lists every extension that "
+        "it has.",
+        "The name is always `triton`. Without `system_shared_memory`, `cuda_shared_memory`, `trace`, `logging` and "
         "`model_repository(unload_dependents)`. `model_repository` stays: its index is served.",
-        "A client that looks for an extension must not find one that is refused.",
+        "A client that looks for an extension must not find one that is refused, nor see which replica was asked.",
     ),
     Deviation(
         "statistics",

@@ -17,6 +17,7 @@ from gateway.edge.grpc_methods import REFUSED as REFUSED_METHODS
 from gateway.edge.http_control import OPEN_ROUTES, REFUSED, SERVED
 from gateway.edge.status import CODE_STATUS, RETRY_STATUSES, status_of
 from gateway.wire.http_path import Route
+from gateway.wire.kserve.metadata import SERVER_NAME
 from gateway.wire.kserve.repository import MERGE_RULES as INDEX_RULES
 from gateway.wire.kserve.statistics import MERGE_RULES as STATISTICS_RULES
 
@@ -100,12 +101,15 @@ The repository index:
 {index}
 A replica that does not answer is left out. Of a model whose replicas are all silent the versions known from before are
 `UNAVAILABLE`; if no replica at all answers, the answer is 503 / UNAVAILABLE.
+
+Server metadata is not merged: `version` and `extensions` are those of one live replica, and may change between two
+calls while replicas of different releases run side by side. The `name` is always `{name}`.
 """
 
 
 def _merged() -> str:
     head = ("field", "over several replicas")
-    return _MERGED.format(statistics=_table(head, STATISTICS_RULES), index=_table(head, INDEX_RULES))
+    return _MERGED.format(statistics=_table(head, STATISTICS_RULES), index=_table(head, INDEX_RULES), name=SERVER_NAME)
 
 
 def _methods() -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from gateway.core.call import Call, Receive
-from gateway.core.errors import GatewayError
+from gateway.core.errors import GatewayError, Reason
 from gateway.core.session import Session
 from gateway.edge.grpc_questions import check_version
 from gateway.edge.headers import ClientHeaders
 from gateway.runtime.clock import Clock
+from gateway.wire.kserve import protobuf as pb
 from gateway.wire.kserve.request_view import read_head, shared_memory_refused
 from gateway.wire.kserve.sequence import sequence_step
 from gateway.wire.kserve.stream_message import EMPTY_FINAL
@@ -15,20 +16,20 @@ from gateway.wire.kserve.stream_message import EMPTY_FINAL
 
 def grpc_call(
     headers: ClientHeaders,
-    message: bytes,
+    size: int,
     clock: Clock,
     arrived_s: float,
     timeout_s: float | None,
     session: Session | None = None,
 ) -> Call:
-    """A call that has just arrived; `read_call` has yet to fill it in."""
+    """A call that has just arrived with a message of `size` bytes; `read_call` has yet to fill it in."""
     return Call(
         request_id=headers.request_id,
         model="",
         version="",
         arrived_s=arrived_s,
         arrived_wall_s=clock.wall_s(),
-        body_bytes=len(message),
+        body_bytes=size,
         credentials=headers.credentials,
         metadata=headers.metadata,
         timeout_s=timeout_s,
@@ -57,6 +58,23 @@ def read_call(call: Call, message: bytes) -> None:
         call.message = message
 
 
+def read_unkept(call: Call, head: bytes) -> None:
+    """Fill in from the first bytes of its message a call for which there was no memory. It will be refused, and its
+    record says as much as they do.
+    """
+    texts = ["", "", ""]
+    pos = 0
+    try:
+        while pos < len(head):
+            number, wire, start, pos = pb.field_at(head, pos, len(head))
+            if 1 <= number <= 3 and wire == pb.LEN:
+                texts[number - 1] = pb.text(head, start, pos)
+    except pb.WireError:
+        pass  # cut off, or no message: what was read by then is all that will be known
+    call.model, call.version, call.body_id = texts
+    call.receive = refusal(no_memory())
+
+
 def refusal(error: GatewayError) -> Receive:
     """A `receive` that refuses: the call takes its ordinary way through identity and record, and ends there."""
 
@@ -64,3 +82,8 @@ def refusal(error: GatewayError) -> Receive:
         raise error
 
     return receive
+
+
+def no_memory() -> GatewayError:
+    """There is no room for a message now."""
+    return GatewayError(Reason.BODY_MEMORY, Reason.BODY_MEMORY.meaning, retry_after_s=1.0)

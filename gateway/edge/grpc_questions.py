@@ -15,7 +15,12 @@ ASKED = frozenset(("ModelStatistics", "RepositoryIndex"))
 
 
 async def ask_fleet(
-    catalogue: Catalogue, authenticator: Authenticator, method: str, message: bytes, headers: ClientHeaders
+    catalogue: Catalogue,
+    authenticator: Authenticator,
+    method: str,
+    message: bytes,
+    headers: ClientHeaders,
+    timeout_s: float | None,
 ) -> bytes:
     """The serialized answer. Raises `GatewayError`. Who may not ask is told so without a word to the model servers."""
     model, version, ready = "", "", False
@@ -30,7 +35,7 @@ async def ask_fleet(
     identity = authenticator.identify(headers.credentials)
     if model and not identity.may_call(model):
         raise GatewayError(Reason.FORBIDDEN, "this caller may not ask about that model")
-    limit_s = patience_s(headers.timeout_s)
+    limit_s = patience_s(timeout_s)
     if method == "RepositoryIndex":
         return await within(limit_s, lambda: catalogue.repository_index(ready, identity))
     return (await within(limit_s, lambda: catalogue.model_statistics(model, version, identity))).proto

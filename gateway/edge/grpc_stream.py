@@ -20,9 +20,9 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply, StreamReply
 from gateway.core.session import Session
-from gateway.edge.grpc_call import grpc_call, refusal
+from gateway.edge.grpc_call import grpc_call, no_memory, read_unkept, refusal
 from gateway.edge.grpc_stream_kit import StreamKit as StreamKit
-from gateway.edge.grpc_stream_kit import StreamPort
+from gateway.edge.grpc_stream_kit import StreamPort, Unkept
 from gateway.edge.headers import ClientHeaders, response_headers
 from gateway.edge.status import internal_error
 from gateway.wire.kserve.stream_message import encode_streamed, encode_streamed_error
@@ -200,16 +200,21 @@ class ClientStream:
     def _stopping(self) -> bool:
         return self._draining
 
-    def _begin(self, message: bytes) -> None:
+    def _begin(self, message: bytes | Unkept) -> None:
         kit, headers = self._kit, self._headers
-        call = grpc_call(headers, message, kit.clock, kit.clock.now_s(), headers.timeout_s, self._session)
+        size = message.length if isinstance(message, Unkept) else len(message)
+        call = grpc_call(headers, size, kit.clock, kit.clock.now_s(), headers.timeout_s, self._session)
         self._received += 1
         call.stream_position = self._received
-        kit.read_call(call, message)
-        held = len(message) if kit.budget.try_reserve(len(message)) else 0
-        if not held and message:
-            call.message = None
-            call.receive = refusal(GatewayError(Reason.BODY_MEMORY, Reason.BODY_MEMORY.meaning, retry_after_s=1.0))
+        held = 0
+        if isinstance(message, Unkept):
+            read_unkept(call, message.head)
+        else:
+            kit.read_call(call, message)
+            if kit.budget.try_reserve(size):
+                held = size
+            else:
+                call.message, call.receive = None, refusal(no_memory())
         self._line[call] = self._to_begin[call] = None
         task = asyncio.get_running_loop().create_task(self._answer(call), name="stream-call")
         self._tasks[task] = call
@@ -398,7 +403,8 @@ class ClientStream:
                 if not self._outbox:
                     self._wake()
         except GatewayError as error:
-            self._kit.observer.protocol_fault("grpc", "slow_reader")
+            if error.reason is Reason.DEADLINE:
+                self._kit.observer.protocol_fault("grpc", "slow_reader")
             self._fail(error)
         except Exception as error:
             _log.debug("a stream could not be written any more: %s", error)

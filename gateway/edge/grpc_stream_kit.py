@@ -13,11 +13,21 @@ from gateway.edge.observer import EdgeObserver
 from gateway.runtime.clock import Clock
 
 
+@dataclass(frozen=True, slots=True)
+class Unkept:
+    """A message for which there was no memory: its length and its first bytes, which name the model if it is small."""
+
+    length: int
+    head: bytes
+
+
 class StreamPort(Protocol):
     """The client's side of the stream. Each method is used by one task at a time; all may raise if the client left."""
 
-    async def read(self) -> bytes | None:
-        """The next message; None when the client has said its last."""
+    async def read(self) -> bytes | Unkept | None:
+        """The next message; None when the client has said its last. Its memory is not reserved any more: whoever goes
+        on to wait reserves it first. Raises `GatewayError` for bytes that end the stream.
+        """
         ...
 
     async def send_headers(self, pairs: list[tuple[str, str]]) -> None:

@@ -10,35 +10,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Generator
 from typing import Protocol
 
 from gateway.core.call import Call
+from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
-from gateway.core.faces import BodyLimits
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.edge.headers import ClientHeaders
 from gateway.edge.http_answer import HttpAnswer, Refusal
-from gateway.edge.http_coding import InflatingBody, arriving_bytes_max, no_memory, request_coding
+from gateway.edge.http_body import ArrivingBody, BodySource, wake
 from gateway.edge.http_kit import CallKit
+from gateway.edge.http_steps import in_steps
 from gateway.edge.status import internal_error, status_of
 from gateway.wire.content_coding import IDENTITY
 from gateway.wire.http1 import RequestHead
-from gateway.wire.http_path import PathMatch
+from gateway.wire.http_path import PathMatch, Route
 from gateway.wire.kserve.http_raw import decode_raw_infer
 from gateway.wire.kserve.http_request import (
     ALL_JSON,
+    HttpInferRequest,
     OutputPlan,
     decode_http_infer,
+    decode_in_pieces,
     is_raw,
     parse_header_length,
 )
-from gateway.wire.kserve.http_response import encode_http_infer
+from gateway.wire.kserve.http_response import encode_http_infer, encode_in_steps
+from gateway.wire.kserve.json_steps import STEP_BYTES, decode_in_steps
 
 _log = logging.getLogger("sluice.edge")
 
-UNKNOWN_MODEL_LIMITS = BodyLimits(64 * 1024, 64 * 1024)
-"""The limit for a model that no policy names: its call is refused before the body matters."""
+DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
+"""Triton's own words."""
+_FAULTS_OF_REQUESTS = frozenset({Reason.BAD_REQUEST, Reason.UNSUPPORTED, Reason.TOO_LARGE})
 
 _OUTCOME_OF_UNRENDERED = {
     Reason.UPSTREAM_BROKEN: Outcome.BROKEN,
@@ -49,7 +55,7 @@ CLIENT_LEFT = 499
 """What stands for a status where nobody is left to be told one: nginx's word for it."""
 
 
-class Outlet(Protocol):
+class Outlet(BodySource, Protocol):
     """What a call needs of its connection."""
 
     def may_write(self, call: HttpCall) -> bool:
@@ -70,43 +76,17 @@ class Outlet(Protocol):
         """It is complete."""
         ...
 
-    def want_body(self, call: HttpCall) -> None:
-        """The service waits for the body: read on, and grant what the client expects."""
-        ...
-
     def abort(self) -> None:
         """End the connection at once: its state can no longer be trusted."""
         ...
 
 
-class HttpCall:
+class HttpCall(ArrivingBody):
     """One inference request. The connection feeds it the body and asks `answer` for what is ready to be written."""
 
-    __slots__ = (
-        "_arriving_max",
-        "_body_bytes",
-        "_complete",
-        "_fault",
-        "_head",
-        "_inflating",
-        "_kit",
-        "_named",
-        "_outlet",
-        "_pieces",
-        "_plan",
-        "_reserved",
-        "_route",
-        "_started",
-        "_task",
-        "_turn",
-        "_waiter",
-        "answer",
-        "answered",
-        "body_limit",
-        "call",
-        "limits",
-        "wanted",
-    )
+    __slots__ = ("_plan", "_route", "_started", "_task", "_turn", "answer", "call")
+
+    _outlet: Outlet
 
     def __init__(
         self,
@@ -119,13 +99,10 @@ class HttpCall:
         fault: Refusal | None,
     ) -> None:
         """`fault` is what is wrong with the head: the service will hear of it when it asks for the body."""
-        self._kit = kit
-        self._outlet = outlet
-        self._head = head
+        super().__init__(kit, outlet, head, kit.limits_of(match.model), fault)
         assert match.route is not None, "what has no route is no call"
         self._route = match.route
         clock = kit.clock
-        coding = None if fault is not None else request_coding(head)
         self.call = Call(
             request_id=client.request_id,
             model=match.model,
@@ -134,35 +111,17 @@ class HttpCall:
             arrived_wall_s=clock.wall_s() - (clock.now_s() - arrived_s),
             receive=self.receive,
             # How large a compressed body will be, nobody has said.
-            body_bytes=None if head.chunked or coding else head.content_length or 0,
+            body_bytes=None if head.chunked or self._inflating is not None else head.content_length or 0,
             credentials=client.credentials,
             metadata=client.metadata,
             timeout_s=client.timeout_s,
             explain=client.explain,
             protocol="http",
         )
-        self.limits = limits = kit.limits_of(match.model) or UNKNOWN_MODEL_LIMITS
-        self._named = named = head.get(b"inference-header-content-length")
-        # Without that header all of the body is JSON.
-        self.body_limit = limits.body if named is not None else min(limits.body, limits.json)
-        """Of the body as it is to be read: decompressed."""
-        self._arriving_max = self.body_limit
-        self._inflating: InflatingBody | None = None
-        if coding:
-            self._arriving_max = arriving_bytes_max(self.body_limit)
-            self._inflating = InflatingBody(kit.coding.workers, kit.budget, self.body_limit, self._bomb)
         self.answer: HttpAnswer | None = None
         """An error that waits for its turn. A good answer never waits here: its task does."""
-        self.answered = False
-        self.wanted = False
-        self._pieces: list[bytes | memoryview] = []
-        self._body_bytes = 0
-        self._reserved = 0
-        self._complete = False
         self._started = False
-        self._fault = fault
         self._plan: OutputPlan = ALL_JSON
-        self._waiter: asyncio.Future[None] | None = None
         self._turn: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -172,148 +131,64 @@ class HttpCall:
         self._kit.tasks[task] = None
         task.add_done_callback(self._over)
 
-    # ------------------------------------------------------------ the body
-
-    @property
-    def waits_for_client(self) -> bool:
-        """Whether it is the client's turn: it has been asked for the body if it wants to be, and the body is good so
-        far.
-        """
-        return self._fault is None and (self.wanted or not self._head.expect_continue)
-
-    @property
-    def held_bytes(self) -> int:
-        """Body bytes that wait for the service to want them."""
-        return 0 if self.wanted else self._body_bytes
-
-    def feed(self, data: bytes | memoryview) -> None:
-        """Part of the body."""
-        if self._fault is not None or self.answered:
-            return
-        size = self._body_bytes + len(data)
-        self._body_bytes = size
-        if size > self._arriving_max:
-            self.fail_body(self._too_large(f"the body has more than {self._arriving_max} bytes"))
-        elif size > self._reserved and not self._reserve(size):
-            self.fail_body(no_memory())
-        else:
-            self._pieces.append(data)
-            if self._inflating is not None:
-                _wake(self._waiter)
-
-    def end_body(self) -> None:
-        """The body is complete."""
-        self._complete = True
-        _wake(self._waiter)
-
-    def fail_body(self, error: GatewayError, status: int = 0) -> None:
-        """The body will not come, or not be kept: `receive` raises `error`. The first one counts. `status` is the HTTP
-        status, 0 for the error's own.
-        """
-        if self._fault is None:
-            self._fault = Refusal(error, status)
-            self._pieces.clear()
-            self._release()
-            _wake(self._waiter)
-
     async def receive(self) -> None:
         """Wait for the body, decode it, and fill in the call. Raises `GatewayError`."""
         if self.call.message is not None:
             return
-        declared = self._head.content_length
-        if declared is not None and self._fault is None:
-            if declared > self._arriving_max:
-                self.fail_body(self._too_large(f"the body has {declared} bytes"))
-            elif declared > self._reserved and not self._reserve(declared):
-                self.fail_body(no_memory())
-        if not self._complete and self._fault is None:
-            self.wanted = True
-            self._outlet.want_body(self)
-        if self._inflating is not None:
-            await self._inflate(self._inflating)
-        while not self._complete and self._fault is None:
-            await self._more()
-        if self._fault is not None:
-            raise self._fault.error
-        pieces = self._pieces
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        self._pieces = []
-        self._decode(body)
+        try:
+            if not self._complete or self._fault is not None or self._inflating is not None:
+                await self._arrive()
+            pieces, self._pieces = self._pieces, []
+            steps = self._decode(pieces)
+            if steps is not None:
+                self._take(await in_steps(steps))
+        except GatewayError as error:
+            # Triton looks at that first. Here a good body's call goes on, and Triton says it itself.
+            if error.reason in _FAULTS_OF_REQUESTS and self._is_of_streams_alone():
+                raise GatewayError(Reason.BAD_REQUEST, DECOUPLED, Code.UNIMPLEMENTED) from None
+            raise
         self.call.trail.received_s = self._kit.clock.now_s()
 
-    async def _more(self) -> None:
-        """Wait until something has happened to the body."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    async def _inflate(self, inflating: InflatingBody) -> None:
-        """Put the decompressed body in the place of the one that arrives, as it arrives. What is wrong with it fails
-        the body.
-        """
-        try:
-            while self._fault is None:
-                pieces, self._pieces = self._pieces, []
-                await inflating.add(pieces)
-                if self._pieces or self._fault is not None:
-                    continue
-                if self._complete:
-                    inflating.end()
-                    self._pieces = list(inflating.pieces)
-                    self._kit.budget.release(self._reserved)  # the compressed bytes are gone
-                    self._reserved = 0
-                    return
-                await self._more()
-        except GatewayError as error:
-            self.fail_body(error)
-
-    def _bomb(self) -> GatewayError:
-        return self._too_large(f"the body decompresses to more than {self.body_limit} bytes")
-
-    def _decode(self, body: bytes | memoryview) -> None:
-        length = None if self._named is None else parse_header_length(self._named, len(body))
-        if length is not None and length > self.limits.json:
-            raise GatewayError(Reason.TOO_LARGE, f"the JSON part has {length} bytes; {self._json_takes()}")
-        if is_raw(body, length):
+    def _decode(self, pieces: list[bytes | memoryview]) -> Generator[None, None, HttpInferRequest] | None:
+        """Decode the body; where that would take long, the steps that do it come back."""
+        size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
+        length = None if self._named is None else parse_header_length(self._named, size)
+        if is_raw(size, length):
             config = self._kit.config_of(self.call.model, self.call.version)
-            request = decode_raw_infer(body, config.inputs, config.max_batch_size)
+            self._take(decode_raw_infer(b"".join(pieces), config.inputs, config.max_batch_size))
+        elif length is None:
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            if size > STEP_BYTES:
+                return decode_in_steps(bytes(body))
+            self._take(decode_http_infer(body))
+        elif length > self.limits.json:
+            raise GatewayError(Reason.TOO_LARGE, f"the JSON part has {length} bytes; {self._json_takes()}")
         else:
-            request = decode_http_infer(body, length)
+            self._take(decode_in_pieces(pieces, length))
+        return None
+
+    def _take(self, request: HttpInferRequest) -> None:
+        call = self.call
         self._plan = request.plan
-        self.call.body_id = request.id
-        self.call.message = request.message
-        self.call.sequence = request.sequence
-        self.call.classified = request.classified
+        call.body_id = request.id
+        call.message = request.message
+        call.sequence = request.sequence
+        call.classified = request.classified
 
-    def _reserve(self, size: int) -> bool:
-        if not self._kit.budget.try_reserve(size - self._reserved):
+    def _is_of_streams_alone(self) -> bool:
+        """Whether this is `infer` of a decoupled model. Of an unknown version it is not known."""
+        if self._route is not Route.MODEL_INFER:
             return False
-        self._reserved = size
-        return True
-
-    def _release(self) -> None:
-        if self._reserved:
-            self._kit.budget.release(self._reserved)
-            self._reserved = 0
-        if self._inflating is not None:
-            self._inflating.close()
-            self._inflating = None  # it knows this call: a circle
-
-    def _too_large(self, what: str) -> GatewayError:
-        if self._named is None and self.body_limit < self.limits.body:
-            return GatewayError(Reason.TOO_LARGE, f"{what}, all of it JSON; {self._json_takes()}")
-        return GatewayError(Reason.TOO_LARGE, f"{what}; this model takes at most {self.body_limit}")
-
-    def _json_takes(self) -> str:
-        return f"this model takes at most {self.limits.json} of JSON: send large tensors as binary data"
+        try:
+            return self._kit.config_of(self.call.model, self.call.version).decoupled
+        except GatewayError:
+            return False
 
     # ---------------------------------------------------------- the answer
 
     def take_turn(self) -> None:
         """The connection can take this call's answer now."""
-        _wake(self._turn)
+        wake(self._turn)
 
     def abandon(self) -> None:
         """The caller left: nothing will be written; what was begun is cancelled and freed."""
@@ -340,7 +215,7 @@ class HttpCall:
         try:
             self._started = True
             reply = await kit.service.send(call)
-            outcome = await self._deliver(reply)
+            outcome = Outcome.OK if self._deliver_now(reply) else await self._deliver(reply)
         except GatewayError as raised:
             error = raised
             outcome = _OUTCOME_OF_UNRENDERED.get(raised.reason, Outcome.GATEWAY_FAULT)
@@ -358,12 +233,27 @@ class HttpCall:
                 self._fail(error)
             error = None  # it holds its traceback, which holds this frame
             if reply is not None:
-                await self._close(reply, outcome)
+                try:
+                    await reply.aclose(outcome)
+                except BaseException as raised:
+                    self._internal(raised)
             self._end()
+
+    def _deliver_now(self, reply: Reply) -> bool:
+        """Write the answer at once, if there is nothing to wait for. Raises `GatewayError` for what is to be told."""
+        call, kit = self.call, self._kit
+        coding = kit.coding.chosen(self._head.get(b"accept-encoding"))
+        if coding != IDENTITY or len(reply.message) > STEP_BYTES or call.abandoned or not self._outlet.may_write(self):
+            return False
+        rendered = encode_http_infer(reply.message, self._plan, call.body_id)
+        self._in_time()
+        self._outlet.write(self, kit.answers.inferred(call, rendered, self._story() if call.explain else ""))
+        return True
 
     async def _deliver(self, reply: Reply) -> Outcome:
         """Write the answer when its turn comes; how that ended. Raises `GatewayError` for what is to be told."""
-        rendered = encode_http_infer(reply.message, self._plan, self.call.body_id)
+        steps = encode_in_steps(reply.message, self._plan, self.call.body_id)
+        rendered = await in_steps(steps, self._in_time)
         coding = self._kit.coding.chosen(self._head.get(b"accept-encoding"))
         if coding != IDENTITY:
             rendered = await self._kit.coding.encode(rendered, coding, self._expired)
@@ -378,8 +268,7 @@ class HttpCall:
             await self._my_turn()
         if self._left():
             return False
-        if self._expired():
-            raise GatewayError(Reason.DEADLINE, "the deadline passed before the answer could be written")
+        self._in_time()
         return True
 
     def _story(self, error: GatewayError | None = None) -> str:
@@ -404,6 +293,11 @@ class HttpCall:
 
     def _expired(self) -> bool:
         return self._kit.clock.now_s() > self.call.deadline_s
+
+    def _in_time(self) -> None:
+        """Raises `GatewayError` (DEADLINE) if it is too late to write an answer."""
+        if self._expired():
+            raise GatewayError(Reason.DEADLINE, "the deadline passed before the answer could be written")
 
     def _left(self) -> bool:
         return self.call.abandoned
@@ -435,12 +329,6 @@ class HttpCall:
             self._internal(raised)
             self._outlet.abort()
 
-    async def _close(self, reply: Reply, outcome: Outcome) -> None:
-        try:
-            await reply.aclose(outcome)
-        except BaseException as raised:
-            self._internal(raised)
-
     def _end(self) -> None:
         """Free what the call held, and break its circles, so that it is gone without the garbage collector."""
         self._pieces.clear()
@@ -456,8 +344,3 @@ class HttpCall:
             exc_info=(type(cause), cause, cause.__traceback__),
         )
         return internal_error()
-
-
-def _wake(waiter: asyncio.Future[None] | None) -> None:
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)

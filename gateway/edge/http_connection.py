@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, cast
 from gateway.core.credentials import NO_PEER, Peer
 from gateway.core.errors import GatewayError, Reason
 from gateway.edge.http_answer import HttpAnswer, ReadyAnswer
+from gateway.edge.http_body import ArrivingBody
 from gateway.edge.http_outbox import JOIN_BYTES_MAX, Outbox
 from gateway.edge.http_pacing import PacedConnection
 from gateway.edge.http_question import Exchange, exchange_for
@@ -97,7 +98,11 @@ class HttpConnection(PacedConnection):
             return
         self._read_s = now_s = self._server.clock.now_s()
         try:
-            self._handle(self._codec.receive(data), now_s)
+            received = self._codec.receive_request(data)
+            if isinstance(received, RequestHead):
+                self._take_whole(received, now_s)
+            else:
+                self._handle(received, now_s)
         except Exception as fault:
             self._broken(fault)
 
@@ -212,6 +217,18 @@ class HttpConnection(PacedConnection):
             assert isinstance(event, ProtocolFault)
             self._fault(event)
 
+    def _take_whole(self, head: RequestHead, now_s: float) -> None:
+        """The usual request: it came alone and whole. What `_handle` makes of its three events, in one step."""
+        self._begin(head, now_s)
+        exchange = self._reading
+        if exchange is not None:
+            if head.body:
+                exchange.feed(head.body)
+            exchange.end_body()
+            self._reading = None
+        if exchange is None or exchange.answer is not None or self._reading_paused:
+            self._handle([], now_s)
+
     def _begin(self, head: RequestHead, arrived_s: float) -> None:
         server = self._server
         desk = server.desk
@@ -250,8 +267,24 @@ class HttpConnection(PacedConnection):
         return bool(self._open) and self._open[0] is call and not self._write_paused and not self._finished
 
     def write(self, call: Exchange, answer: HttpAnswer) -> None:
-        self._answer(call, answer)
-        self._go_on_reading()
+        if not self._write_usual(call, answer):
+            self._answer(call, answer)
+            self._go_on_reading()
+
+    def _write_usual(self, call: Exchange, answer: HttpAnswer) -> bool:
+        """Write the answer if the connection has no other request and just becomes idle. Whether it was that."""
+        if answer.length > JOIN_BYTES_MAX or self._handling or self._closes(answer.status):
+            return False
+        data = self._codec.answer(answer.status, answer.block, b"".join(answer.chunks))
+        if not data:
+            return False
+        server = self._server
+        call.answered = True
+        self._open.popleft()
+        self._outbox.emit(data)
+        self._read_s = now_s = server.clock.now_s()
+        self._timer.watch_from(now_s + server.limits.keepalive_idle_ms / 1000)
+        return True
 
     def begin(self, call: Exchange, answer: HttpAnswer) -> None:
         codec = self._codec
@@ -281,8 +314,8 @@ class HttpConnection(PacedConnection):
         else:
             self._regulate(self._read_s)
 
-    def want_body(self, call: Exchange) -> None:
-        if self._open and self._open[0] is call:
+    def want_body(self, body: ArrivingBody) -> None:
+        if self._open and self._open[0] is body:
             self._outbox.emit(self._codec.continue_100())
         self._read_s = now_s = self._server.clock.now_s()
         self._regulate(now_s)

@@ -67,6 +67,8 @@ REFUSED: Mapping[Route, str] = MappingProxyType(
 )
 """Routes of Triton's that are answered 501, with what to do instead."""
 
+_BAD_VERSION = PathResult.BAD_VERSION
+_INFER = Route.MODEL_INFER  # looking an enum's member up in its class, or in a set, takes longer than all the rest
 _RENDERED_MAX = 256
 
 
@@ -80,11 +82,11 @@ class ControlDesk:
         self._observer = observer
         self._authenticator = authenticator
         self._answers = answers
-        self._paths = PathMatcher()
+        self._match = PathMatcher().match
         self._rendered: dict[tuple[Route, bytes], bytes] = {}
 
     def match(self, head: RequestHead) -> PathMatch:
-        return self._paths.match(head.target)
+        return self._match(head.target)
 
     def refuse(self, head: RequestHead, match: PathMatch, client: ClientHeaders) -> HttpAnswer | None:
         """The refusal of a request that cannot become a call; None if it can, or is a control query to be answered."""
@@ -93,6 +95,8 @@ class ControlDesk:
             if match.result is PathResult.BAD_PATH:
                 return answers.refused(request_id, GatewayError(Reason.BAD_REQUEST, match.reason))
             return answers.refused(request_id, GatewayError(Reason.UNKNOWN_ROUTE, NO_SUCH_ROUTE))
+        if route is _INFER and head.method == b"POST":
+            return None
         if head.method not in route.methods:
             error = GatewayError(Reason.UNKNOWN_ROUTE, NO_SUCH_METHOD)
             refusal = Refusal(error, 405, ((b"allow", route.allow),))
@@ -115,7 +119,7 @@ class ControlDesk:
         """What is wrong with a request for a served route. An inference call with a fault is a call all the same: who
         calls and for which model is known, so it takes its way through identity and record, and ends there.
         """
-        if match.result is PathResult.BAD_VERSION:
+        if match.result is _BAD_VERSION:
             return Refusal(GatewayError(Reason.BAD_REQUEST, match.reason))
         if client.fault is not None:
             return Refusal(client.fault, 431 if client.fault.reason is Reason.TOO_LARGE else 0)
@@ -199,7 +203,7 @@ class ControlDesk:
 
 
 def _server_metadata_json(message: bytes) -> bytes:
-    return decode_server_metadata(message).without_refused().to_json()
+    return decode_server_metadata(message).for_callers().to_json()
 
 
 def _model_metadata_json(message: bytes) -> bytes:

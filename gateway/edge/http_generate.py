@@ -66,11 +66,11 @@ class HttpGenerate(HttpCall):
         self._named = None
         self._arriving_max = self.body_limit = min(self.limits.body, self.limits.json)
 
-    def _decode(self, body: bytes | memoryview) -> None:
+    def _decode(self, pieces: list[bytes | memoryview]) -> None:
         call = self.call
         # First: of an unknown model is told that, and not what is wrong with the body.
         config = self._kit.config_of(call.model, call.version)
-        request = decode_generate(body, config)
+        request = decode_generate(b"".join(pieces), config)
         call.body_id = request.id
         call.message = request.message
         call.sequence = request.sequence
@@ -91,6 +91,9 @@ class HttpGenerate(HttpCall):
             await super()._run()
         finally:
             await self._session.aclose()
+
+    def _deliver_now(self, reply: Reply) -> bool:
+        return False  # the responses that follow must be waited for
 
     async def _deliver(self, reply: Reply) -> Outcome:
         assert isinstance(reply, StreamReply), "a call with a session is answered by a stream of responses"

@@ -238,6 +238,8 @@ class HttpQuestion:
         return internal_error()
 
 
+_INFER = Route.MODEL_INFER
+
 Exchange = HttpCall | HttpQuestion
 """What waits in a connection's line for an answer that is still being made."""
 
@@ -251,7 +253,7 @@ def exchange_for(
     arrived_s: float,
 ) -> Exchange | None:
     """What is to be started for a request that was not refused; None if it can be answered at once."""
-    if match.route is Route.MODEL_INFER:
+    if match.route is _INFER:
         return HttpCall(server.kit, outlet, head, match, client, arrived_s, server.desk.fault(head, match, client))
     if match.route in ROUTES:
         return HttpGenerate(server.kit, outlet, head, match, client, arrived_s, server.desk.fault(head, match, client))

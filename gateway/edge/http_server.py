@@ -18,8 +18,8 @@ from gateway.edge.http_connection import HttpConnection
 from gateway.edge.http_control import ControlDesk
 from gateway.edge.http_kit import CallKit, LimitsOf
 from gateway.edge.observer import EdgeObserver, SilentObserver
-from gateway.edge.tls_door import HttpTls
-from gateway.edge.tls_peers import HttpPeers
+from gateway.edge.tls_door import PortDoor
+from gateway.edge.tls_peers import TransportPeers
 from gateway.policy.schema import HttpLimits
 from gateway.runtime.chance import Chance
 from gateway.runtime.clock import Clock
@@ -75,8 +75,8 @@ class HttpServer:
         limits_of: LimitsOf,
         body_budget: BodyBudget,
         observer: EdgeObserver | None = None,
-        tls: HttpTls | None = None,
-        peers: HttpPeers | None = None,
+        tls: PortDoor | None = None,
+        peers: TransportPeers | None = None,
         coding_workers: Workers | None = None,
     ) -> None:
         """With `tls` the port speaks TLS alone. `peers` tells who is at the other end; None: it does not matter.

@@ -65,7 +65,7 @@ class IdentityDesk:
         self.header = policy.header.name if policy.header is not None and self._networks is not None else ""
         """The header in which trusted peers name the tenant, "" if there is none."""
         self.peers: dict[str, bool] | None = None
-        """What of a peer matters, as arguments of `HttpPeers` and `GrpcPeers`; None: nothing."""
+        """What of a peer matters, as arguments of `TransportPeers` and `GrpcioPeers`; None: nothing."""
         if self._networks is not None or self._subjects is not None:
             self.peers = {"addresses": self._networks is not None, "certificates": self._subjects is not None}
 

@@ -39,6 +39,11 @@ class LazyTimer:
             self._due_s = due_s
             self._timer = self._wheel.call_at(due_s, self._fire)
 
+    def watch_from(self, due_s: float) -> None:
+        """Deadlines have changed, and none is earlier than `due_s`."""
+        if due_s < self._due_s:
+            self.watch()
+
     def cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

@@ -31,6 +31,11 @@ PLAIN_ANSWER = (
 ) % (len(PLAIN_TEXT), PLAIN_TEXT)
 
 
+def http_plain_answer(data: bytes) -> bytes:
+    """To a client that speaks plain HTTP/1.1."""
+    return PLAIN_ANSWER if data[:1].isalpha() else b""
+
+
 class TlsDoor(Protocol):
     """What a connection needs of its port."""
 
@@ -38,6 +43,9 @@ class TlsDoor(Protocol):
     handshake_timeout_s: float
     context: Callable[[], ssl.SSLContext]
     """For a handshake that begins now."""
+
+    plain_answer: Callable[[bytes], bytes]
+    """What a client is told whose first bytes are these and no TLS; b"" for nothing."""
 
     def begin(self, connection: TlsConnection) -> bool:
         """Whether there is room for one more connection."""
@@ -136,8 +144,9 @@ class TlsConnection(asyncio.Protocol):
         if self.tls is None:
             if data[0] != _HANDSHAKE_RECORD:
                 self._door.fault("tls_plaintext")
-                if data[:1].isalpha():
-                    transport.write(PLAIN_ANSWER)
+                answer = self._door.plain_answer(data)
+                if answer:
+                    transport.write(answer)
                 self._give_up()
                 return
             self.tls = self._door.context().wrap_bio(self.incoming, self.outgoing, server_side=True)

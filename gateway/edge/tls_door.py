@@ -1,4 +1,4 @@
-"""The TLS side of the HTTP port: the context in force, and the connections that are in their handshake."""
+"""The TLS side of a client port: the context in force, and the connections that are in their handshake."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import ssl
 from collections.abc import Callable
 
 from gateway.edge.observer import EdgeObserver
-from gateway.edge.tls_connection import TlsConnection
+from gateway.edge.tls_connection import TlsConnection, http_plain_answer
 from gateway.runtime.wheel import TimerWheel
 
 
-class HttpTls:
+class PortDoor:
     """A `TlsDoor`. A handshake takes a place among `connections_max` like an open connection."""
 
     def __init__(
@@ -21,14 +21,20 @@ class HttpTls:
         handshake_timeout_s: float,
         wheel: TimerWheel,
         observer: EdgeObserver,
+        protocol: str = "http",
+        plain_answer: Callable[[bytes], bytes] = http_plain_answer,
     ) -> None:
-        """`context` is asked at the begin of each handshake; what is open stays as it is."""
+        """`context` is asked at the begin of each handshake; what is open stays as it is. `plain_answer` makes of the
+        first bytes of a client that does not speak TLS what it is told, b"" for nothing.
+        """
+        self.plain_answer = plain_answer
         self.wheel = wheel
         self.handshake_timeout_s = handshake_timeout_s
         self.has_room: Callable[[], bool] = lambda: True
         """Whether the port takes one more connection; set by its owner."""
         self.context = context
         self._observer = observer
+        self._protocol = protocol
         self._handshakes: dict[TlsConnection, None] = {}
         self._faults = 0
 
@@ -64,4 +70,4 @@ class HttpTls:
 
     def fault(self, kind: str) -> None:
         self._faults += 1
-        self._observer.protocol_fault("http", kind)
+        self._observer.protocol_fault(self._protocol, kind)

@@ -19,6 +19,7 @@ from gateway.runtime.workers import Workers
 _log = logging.getLogger("sluice.edge.tls")
 
 HTTP_ALPN = ("http/1.1",)
+GRPC_ALPN = ("h2",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class PortTls:
 
     material: TlsMaterial
     http: ssl.SSLContext
+    grpc: ssl.SSLContext
 
 
 def watch_port_tls(
@@ -43,8 +45,9 @@ def watch_port_tls(
     def make(contents: tuple[bytes, ...]) -> PortTls:
         material = material_of(names, contents)
         try:
-            context = server_context(
-                material.certificate, material.key, material.ca, policy.client_certificate, HTTP_ALPN
+            http, grpc = (
+                server_context(material.certificate, material.key, material.ca, policy.client_certificate, protocols)
+                for protocols in (HTTP_ALPN, GRPC_ALPN)
             )
         except ValueError as error:
             problems = Problems()
@@ -54,7 +57,7 @@ def watch_port_tls(
         warning = expiry_warning(material, clock.wall_s())
         if warning:
             _log.warning("the certificate of the client ports (%s) %s", names[0], warning)
-        return PortTls(material, context)
+        return PortTls(material, http, grpc)
 
     return Watched(
         "the certificate of the client ports",

@@ -44,7 +44,7 @@ class Certificates:
         return known
 
 
-class HttpPeers:
+class TransportPeers:
     """The peer of a transport, asked once per connection."""
 
     def __init__(self, *, addresses: bool, certificates: bool) -> None:

@@ -59,7 +59,7 @@ class FleetCatalogue:
         metadata = self._directory.server_metadata()
         if metadata is None:
             raise GatewayError(Reason.NO_REPLICA, "no model server is live now, so there is no metadata to show")
-        return decode_server_metadata(metadata).without_refused().to_protobuf()
+        return decode_server_metadata(metadata).for_callers().to_protobuf()
 
     def model_metadata(self, model: str, version: str) -> bytes:
         policy = self._policy(model)

@@ -12,6 +12,8 @@ keeps dead replicas in service. Two signs together decide:
 
 from __future__ import annotations
 
+import re
+
 from gateway.core.codes import Code
 from gateway.core.faults import UpstreamFault
 
@@ -57,16 +59,20 @@ is from something between the gateway and the replica.
 
 LOCAL_PREFIXES = NOT_SENT_PREFIXES + SENT_PREFIXES
 _TOO_LARGE = "message larger than max"
+_LIMIT = re.compile(r"(?<= vs\. )\d+(?=\))")
 _LONG_WORDS = "received metadata size exceeds"
 _LOCAL_LOWER = tuple(prefix.lower() for prefix in LOCAL_PREFIXES)
 _NOT_SENT_LOWER = tuple(prefix.lower() for prefix in NOT_SENT_PREFIXES)
 
 
-def to_fault(code_number: int, text: str, *, channel_ready: bool, timed_out: bool) -> UpstreamFault:
+def to_fault(
+    code_number: int, text: str, *, channel_ready: bool, timed_out: bool, message_bytes_max: int
+) -> UpstreamFault:
     """The fault for a status. Of what the library made up only a message over its size keeps RESOURCE_EXHAUSTED.
 
     `channel_ready`: the channel's connection stood when the error was seen. `timed_out`: the caller's own time limit
     had passed by then, so DEADLINE_EXCEEDED is the library's timer (or a server's answer that raced it).
+    `message_bytes_max`: the configured limit, which is told in place of the library's own, larger on the way out.
     """
     code = Code(code_number)
     lowered = text.lower()
@@ -78,6 +84,8 @@ def to_fault(code_number: int, text: str, *, channel_ready: bool, timed_out: boo
     if lowered.startswith(_LOCAL_LOWER):
         if code is Code.RESOURCE_EXHAUSTED and _TOO_LARGE not in lowered:
             code = Code.UNAVAILABLE  # A stream that was reset to calm us down, not a message over its size.
+        if _TOO_LARGE in lowered:
+            text = _LIMIT.sub(str(message_bytes_max), text, count=1)
         return UpstreamFault(code, text, from_peer=False, sent=not lowered.startswith(_NOT_SENT_LOWER))
     if code is Code.DEADLINE_EXCEEDED:
         return UpstreamFault(code, text, from_peer=not timed_out)

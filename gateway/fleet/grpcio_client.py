@@ -5,41 +5,33 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import logging
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
-from urllib.parse import quote
+from typing import Any
 
 import grpc
 from grpc import aio
 
 from gateway.core.call import Metadata
 from gateway.core.codes import Code
-from gateway.core.errors import GatewayError
-from gateway.core.faces import Endpoints, IndexEntry, ModelConfigBytes
+from gateway.core.faces import Endpoints
 from gateway.core.faults import UpstreamFault
 from gateway.core.header_names import PEERS_OWN, PEERS_OWN_PREFIXES
 from gateway.fleet.grpc_faults import to_fault
 from gateway.fleet.grpc_tls import open_channel
 from gateway.fleet.grpcio_stream import GrpcioStream
-from gateway.fleet.http_get import HttpGetter
+from gateway.fleet.replica_calls import (
+    INFER,
+    METADATA_BYTES_MAX,
+    ROUTED_NAMES_BYTES,
+    SERVICE,
+    UNREAD_BYTES_MAX,
+    ReplicaCalls,
+)
 from gateway.fleet.tls import PoolTls
 from gateway.runtime.clock import Clock
-from gateway.wire.kserve import metadata as messages
-from gateway.wire.kserve.repository import decode_index
 
-T = TypeVar("T")
-
-_log = logging.getLogger("sluice.fleet")
-
-_SERVICE = "/inference.GRPCInferenceService/"
-UNREAD_BYTES_MAX = 1024 * 1024
-METADATA_BYTES_MAX = 1024 * 1024
-ROUTED_NAMES_BYTES = 4096
-_CONFIG_BYTES_MAX = 16 * 1024 * 1024
 _NAME = re.compile(r"[a-z0-9_.-]+")
 _VALUE = re.compile(r"[\x20-\x7e]*")
 
@@ -64,14 +56,11 @@ class GrpcioOptions:
         """
         return [
             ("grpc.max_receive_message_length", self.message_bytes_max),
-            # What a model's limit lets in goes out with the routed name and version behind it.
             ("grpc.max_send_message_length", min(self.message_bytes_max + ROUTED_NAMES_BYTES, 2**31 - 1)),
-            # Triton quotes a caller's own names in its errors, which travel as metadata: 16 KiB are soon over, and then
-            # a caller's fault would read as a lost connection.
             ("grpc.max_metadata_size", METADATA_BYTES_MAX),
             ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
-            # What a replica may send ahead on a stream that is not read. The library would let that grow with the speed
-            # of the connection, to tens of MiB a stream, all of it for a caller who takes nothing.
+            # The library would let that grow with the speed of the connection, to tens of MiB a stream, all of it for a
+            # caller who takes nothing.
             ("grpc.http2.bdp_probe", 0),
             ("grpc.http2.lookahead_bytes", UNREAD_BYTES_MAX),
             ("grpc.use_local_subchannel_pool", 1),
@@ -98,27 +87,24 @@ class GrpcioConnector:
         return GrpcioReplicaClient(endpoints, self._options, self._clock, self._tls)
 
 
-class GrpcioReplicaClient:
-    """One replica over grpcio; the JSON configuration and the metrics page over HTTP, which Triton serves in the clear
-    alone.
-    """
+class GrpcioReplicaClient(ReplicaCalls):
+    """One replica over grpcio."""
 
     def __init__(self, endpoints: Endpoints, options: GrpcioOptions, clock: Clock, tls: PoolTls | None = None) -> None:
-        self._endpoints = endpoints
+        super().__init__(endpoints, options.page_bytes_max)
         self._options = options
         self._clock = clock
         self._channel = open_channel(f"dns:///{endpoints.grpc}", options.arguments(), tls)
-        self._http = HttpGetter()
-        self._infer = self._method("ModelInfer")
+        self._infer = self._method(INFER)
         self._methods: dict[str, Any] = {}
 
-    def _method(self, name: str) -> Any:
-        return self._channel.unary_unary(_SERVICE + name, None, None)
+    def _method(self, path: str) -> Any:
+        return self._channel.unary_unary(path, None, None)
 
     async def _ask(self, name: str, message: bytes, timeout_s: float) -> bytes:
         method = self._methods.get(name)
         if method is None:
-            method = self._methods[name] = self._method(name)
+            method = self._methods[name] = self._method(SERVICE + name)
         return await self._call(method, message, None, timeout_s)
 
     async def _call(
@@ -138,6 +124,7 @@ class GrpcioReplicaClient:
                 error.details() or "",
                 channel_ready=self._channel.get_state() is grpc.ChannelConnectivity.READY,
                 timed_out=limit_s is not None and self._clock.now_s() - started_s >= limit_s * 0.99,
+                message_bytes_max=self._options.message_bytes_max,
             ) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -155,64 +142,17 @@ class GrpcioReplicaClient:
             raise UpstreamFault(Code.INTERNAL, "status OK came without a message", from_peer=True)
         return response
 
-    # -- the face -----------------------------------------------------------------------------------------------------
-
-    async def server_live(self, timeout_s: float) -> bool:
-        return self._read(messages.decode_bool, await self._ask("ServerLive", b"", timeout_s))
-
-    async def server_ready(self, timeout_s: float) -> bool:
-        return self._read(messages.decode_bool, await self._ask("ServerReady", b"", timeout_s))
-
-    async def server_metadata(self, timeout_s: float) -> bytes:
-        return await self._ask("ServerMetadata", b"", timeout_s)
-
-    async def repository_index(self, timeout_s: float) -> tuple[IndexEntry, ...]:
-        return self._read(decode_index, await self._ask("RepositoryIndex", b"", timeout_s))
-
-    async def model_statistics(self, model: str, version: str, timeout_s: float) -> bytes:
-        return await self._ask("ModelStatistics", messages.encode_model_request(model, version), timeout_s)
-
-    async def model_ready(self, model: str, version: str, timeout_s: float) -> bool:
-        answer = await self._ask("ModelReady", messages.encode_model_request(model, version), timeout_s)
-        return self._read(messages.decode_bool, answer)
-
-    async def model_metadata(self, model: str, version: str, timeout_s: float) -> bytes:
-        return await self._ask("ModelMetadata", messages.encode_model_request(model, version), timeout_s)
-
-    async def model_config(self, model: str, version: str, timeout_s: float) -> ModelConfigBytes:
-        """Both spellings. `json` is empty where HTTP does not give it: a closed HTTP port, or a name with a space, a
-        slash or a letter outside ASCII (Triton matches names as they stand in the path, escapes and all).
-        """
-        proto = await self._ask("ModelConfig", messages.encode_model_request(model, version), timeout_s)
-        path = f"/v2/models/{quote(model, safe='')}/versions/{quote(version, safe='')}/config"
-        try:
-            body = await self._http.get(self._endpoints.http, path, timeout_s, _CONFIG_BYTES_MAX)
-        except UpstreamFault as fault:
-            _log.debug("no JSON configuration of model %r version %r: %s", model, version, fault)
-            body = b""
-        return ModelConfigBytes(proto, body)
-
     async def infer(self, message: bytes, metadata: Metadata, timeout_s: float) -> bytes:
         return await self._call(self._infer, message, clean(metadata) if metadata else None, timeout_s)
 
     def open_stream(self, metadata: Metadata, timeout_s: float) -> GrpcioStream:
-        return GrpcioStream(self._channel, clean(metadata) if metadata else None, timeout_s, self._clock)
-
-    async def scrape(self, timeout_s: float) -> str:
-        page = await self._http.get(self._endpoints.metrics, "/metrics", timeout_s, self._options.page_bytes_max)
-        return page.decode(errors="replace")
+        limit = self._options.message_bytes_max
+        return GrpcioStream(self._channel, clean(metadata) if metadata else None, timeout_s, self._clock, limit)
 
     async def aclose(self) -> None:
         """Close the connection; calls that are out end with UNAVAILABLE."""
         await self._channel.close()
-        await self._http.aclose()
-
-    @staticmethod
-    def _read(reader: Callable[[bytes], T], answer: bytes) -> T:
-        try:
-            return reader(answer)
-        except GatewayError as error:
-            raise UpstreamFault(Code.INTERNAL, error.message, from_peer=True) from None
+        await self._close_pages()
 
 
 def clean(metadata: Metadata) -> list[tuple[str, str | bytes]]:

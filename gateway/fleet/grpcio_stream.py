@@ -14,9 +14,8 @@ from grpc import aio
 from gateway.core.codes import Code
 from gateway.core.faults import UpstreamFault
 from gateway.fleet.grpc_faults import to_fault
+from gateway.fleet.replica_calls import STREAM_INFER
 from gateway.runtime.clock import Clock
-
-_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 class GrpcioStream:
@@ -25,10 +24,17 @@ class GrpcioStream:
     """
 
     def __init__(
-        self, channel: aio.Channel, metadata: list[tuple[str, str | bytes]] | None, timeout_s: float, clock: Clock
+        self,
+        channel: aio.Channel,
+        metadata: list[tuple[str, str | bytes]] | None,
+        timeout_s: float,
+        clock: Clock,
+        message_bytes_max: int,
     ) -> None:
+        """`message_bytes_max` is told of a message that is too large."""
         self._channel = channel
         self._clock = clock
+        self._message_bytes_max = message_bytes_max
         self._started_s = clock.now_s()
         self._limit_s = None if timeout_s == math.inf else max(0.0, timeout_s)
         self._waiting: deque[bytes] = deque()
@@ -36,7 +42,7 @@ class GrpcioStream:
         self._ended = False
         self._said_all = False
         self._call: Any = None
-        method = channel.stream_stream(_METHOD, None, None)
+        method = channel.stream_stream(STREAM_INFER, None, None)
         try:
             self._call = method(self._requests(), timeout=self._limit_s, metadata=metadata)
         except aio.UsageError:
@@ -81,6 +87,7 @@ class GrpcioStream:
                 error.details() or "",
                 channel_ready=self._channel.get_state() is grpc.ChannelConnectivity.READY,
                 timed_out=self._limit_s is not None and self._clock.now_s() - self._started_s >= self._limit_s * 0.99,
+                message_bytes_max=self._message_bytes_max,
             ) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()

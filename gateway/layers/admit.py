@@ -45,22 +45,43 @@ class AdmitLayer:
         self._fleet = fleet
         self._picker = picker
         self._queue_max = queue_max
-        self._clock = clock
+        self._now_s = clock.now_s
         self._admissions: dict[str, Admission] = {}
         fleet.subscribe(self._on_snapshot)
 
     async def send(self, call: Call) -> Reply:
-        version = call.trail.version_routed
-        admission = self._admission(version)
+        trail = call.trail
+        version = trail.version_routed
+        admission = self._admissions.get(version) or self._admission(version)
         if admission is None:
             raise no_replica(call.model, version)
-        now_s = self._clock.now_s()
-        opens = bool(call.pinned) and call.sequence is not None and call.sequence.start
-        ticket = Ticket(now_s, pinned=call.pinned, opens=opens)
-        trail = call.trail
         trail.replicas_ready = admission.ready
         trail.limit_at_admit = admission.limit
         trail.in_flight_at_admit = admission.in_flight
+        opened = False
+        replica = None if call.pinned else admission.take()
+        if replica is not None:
+            trail.admitted_s = self._now_s()
+        else:
+            replica, opened = await self._with_ticket(call, admission)
+        call.permit = replica
+        try:
+            reply = await self._inner.send(call)
+        except BaseException:
+            _give_back(call, admission, replica, opened)
+            raise
+        if isinstance(reply, StreamReply) and not reply.finished:
+            # The replica still works on it: the slot is taken until the stream has ended.
+            _give_back_later(reply, call, admission, replica, opened)
+        else:
+            _give_back(call, admission, replica, opened)
+        return reply
+
+    async def _with_ticket(self, call: Call, admission: Admission) -> tuple[str, bool]:
+        """The slot of a call that may have to wait, and whether it opens a sequence."""
+        trail, now_s = call.trail, self._now_s()
+        opens = bool(call.pinned) and call.sequence is not None and call.sequence.start
+        ticket = Ticket(now_s, pinned=call.pinned, opens=opens)
         decision = admission.offer(ticket)
         if isinstance(decision, Granted):
             trail.admitted_s = now_s
@@ -68,36 +89,18 @@ class AdmitLayer:
             trail.queued_s = now_s
             trail.queued_ahead = decision.ahead
             await self._wait(admission, ticket)
-            trail.admitted_s = self._clock.now_s()
+            trail.admitted_s = self._now_s()
         elif decision.why == "no_replica":
-            raise no_replica(call.model, version)
+            raise no_replica(call.model, trail.version_routed)
         else:
             raise GatewayError(
                 Reason.QUEUE_FULL,
-                f"{admission.waiting} calls wait already for model '{shown(call.model)}' version {version}; "
-                "try again later",
+                f"{admission.waiting} calls wait already for model '{shown(call.model)}' version "
+                f"{trail.version_routed}; try again later",
                 retry_after_s=1.0,
             )
-        replica = ticket.replica
-        assert replica is not None
-        call.permit = replica
-        try:
-            reply = await self._inner.send(call)
-        except BaseException:
-            self._give_back(call, admission, ticket)
-            raise
-        if isinstance(reply, StreamReply) and not reply.finished:
-            # The replica still works on it: the slot is taken until the stream has ended.
-            reply.on_close(lambda outcome: self._give_back(call, admission, ticket))
-        else:
-            self._give_back(call, admission, ticket)
-        return reply
-
-    @staticmethod
-    def _give_back(call: Call, admission: Admission, ticket: Ticket) -> None:
-        call.permit = ""
         assert ticket.replica is not None
-        _wake(admission.give_back(ticket.replica, opened=ticket.opens))
+        return ticket.replica, opens
 
     async def _wait(self, admission: Admission, ticket: Ticket) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -112,16 +115,14 @@ class AdmitLayer:
             raise
 
     def _admission(self, version: str) -> Admission | None:
-        """The admission of `version`; None if nobody can run it. Made only for versions of the fleet, never for a
+        """A new admission for `version`; None if nobody can run it. Made only for versions of the fleet, never for a
         caller's word.
         """
-        admission = self._admissions.get(version)
-        if admission is None:
-            candidates = self._fleet.snapshot.candidates(self._pool, self._model, version)
-            if not candidates:
-                return None
-            admission = self._admissions[version] = Admission(self._picker, self._queue_max)
-            admission.update(candidates)
+        candidates = self._fleet.snapshot.candidates(self._pool, self._model, version)
+        if not candidates:
+            return None
+        admission = self._admissions[version] = Admission(self._picker, self._queue_max)
+        admission.update(candidates)
         return admission
 
     def _on_snapshot(self, snapshot: FleetSnapshot) -> None:
@@ -140,6 +141,18 @@ class AdmitLayer:
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         return {version: admission.statistics(now_s) for version, admission in sorted(self._admissions.items())}
+
+
+def _give_back(call: Call, admission: Admission, replica: str, opened: bool) -> None:
+    call.permit = ""
+    granted = admission.give_back(replica, opened=opened)
+    if granted:
+        _wake(granted)
+
+
+def _give_back_later(reply: Reply, call: Call, admission: Admission, replica: str, opened: bool) -> None:
+    # Not in `send`: what a closure refers to is kept in cells, for every call and not only for streams.
+    reply.on_close(lambda outcome: _give_back(call, admission, replica, opened))
 
 
 def _wake(tickets: Sequence[Ticket]) -> None:

@@ -45,46 +45,48 @@ class DeadlineRules(Protocol):
 class DeadlineLayer:
     """Sets the call's deadline, waits for its body, and cuts everything below short when the deadline passes."""
 
-    __slots__ = ("_clock", "_inner", "_rules", "_wheel")
+    __slots__ = ("_inner", "_now_s", "_rules", "_wheel")
 
     def __init__(self, inner: Service, clock: Clock, wheel: TimerWheel, rules: DeadlineRules) -> None:
         self._inner = inner
-        self._clock = clock
+        self._now_s = clock.now_s
         self._wheel = wheel
         self._rules = rules
 
     async def send(self, call: Call) -> Reply:
         if call.session is not None:
             return await self._stream(call, call.session.deadline_s)
-        default_s, max_s = self._rules.deadline_s(call.model)
-        budget_s = default_s if call.timeout_s is None else min(call.timeout_s, max_s)
-        call.deadline_s = call.arrived_s + budget_s
-        if self._clock.now_s() >= call.deadline_s:
+        budget_s, max_s = self._rules.deadline_s(call.model)
+        timeout_s = call.timeout_s
+        if timeout_s is not None:
+            budget_s = timeout_s if timeout_s < max_s else max_s
+        call.deadline_s = deadline_s = call.arrived_s + budget_s
+        now_s = self._now_s()
+        if now_s >= deadline_s:
             raise passed(call, budget_s)
         try:
-            with DeadlineScope(self._wheel, call.deadline_s):
-                return await self._whole(call)
+            with DeadlineScope(self._wheel, deadline_s):
+                if call.message is None:
+                    await _receive(call)
+                    now_s = self._now_s()
+                call.trail.received_s = now_s
+                return await self._inner.send(call)
         except DeadlinePassed:
             raise passed(call, budget_s) from None
-
-    async def _whole(self, call: Call) -> Reply:
-        if call.message is None:
-            if call.receive is None:
-                raise RuntimeError("a call without a message must say how to receive it")
-            await call.receive()
-        call.trail.received_s = self._clock.now_s()
-        return await self._inner.send(call)
 
     async def _stream(self, call: Call, session_deadline_s: float) -> Reply:
         limits = self._rules.stream_limits(call.model)
         total_s = limits.total_s if call.timeout_s is None else min(call.timeout_s, limits.total_s)
         call.deadline_s = min(call.arrived_s + total_s, session_deadline_s)
         first_s = call.first_response_by_s = min(call.deadline_s, call.arrived_s + limits.first_response_s)
-        if self._clock.now_s() >= first_s:
+        if self._now_s() >= first_s:
             raise passed(call, first_s - call.arrived_s)
         try:
             with DeadlineScope(self._wheel, first_s):
-                reply = await self._whole(call)
+                if call.message is None:
+                    await _receive(call)
+                call.trail.received_s = self._now_s()
+                reply = await self._inner.send(call)
         except DeadlinePassed:
             if first_s < call.deadline_s:
                 raise GatewayError(
@@ -98,7 +100,7 @@ class DeadlineLayer:
 
     def _watched(self, call: Call, following: Next, idle_s: float) -> Next:
         async def next_in_time() -> Response | None:
-            idle_at_s = self._clock.now_s() + idle_s
+            idle_at_s = self._now_s() + idle_s
             try:
                 with DeadlineScope(self._wheel, min(idle_at_s, call.deadline_s)):
                     return await following()
@@ -114,6 +116,12 @@ class DeadlineLayer:
                 ) from None
 
         return next_in_time
+
+
+async def _receive(call: Call) -> None:
+    if call.receive is None:
+        raise RuntimeError("a call without a message must say how to receive it")
+    await call.receive()
 
 
 def passed(call: Call, budget_s: float) -> GatewayError:

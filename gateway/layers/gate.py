@@ -6,7 +6,8 @@ then whether any policy names it, then the declared size.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
@@ -18,18 +19,17 @@ from gateway.core.service import Service
 class GateRules(Protocol):
     """What the gate asks of the policies in force."""
 
-    @property
-    def revision(self) -> str:
-        """Of these policies, for the record of what is refused here."""
-        ...
-
-    def body_bytes_max(self, model: str) -> int | None:
-        """The model's limit; None if no policy names the model."""
+    def admits(self, model: str) -> tuple[str, int | None]:
+        """(revision of these policies, for the record of what is refused here; the model's limit of its body's bytes,
+        None if no policy names the model).
+        """
         ...
 
 
 class GateLayer:
-    """Refuses what must not go further. Never waits."""
+    """Refuses what must not go further. Never waits, and has nothing to do afterwards: so `send` is no coroutine of its
+    own, but hands out the next layer's.
+    """
 
     __slots__ = ("_authenticator", "_inner", "_rules")
 
@@ -38,20 +38,20 @@ class GateLayer:
         self._authenticator = authenticator
         self._rules = rules
 
-    async def send(self, call: Call) -> Reply:
-        call.trail.policy_revision = self._rules.revision
+    def send(self, call: Call) -> Coroutine[Any, Any, Reply]:
+        model = call.model
+        call.trail.policy_revision, limit = self._rules.admits(model)
         call.identity = identity = self._authenticator.identify(call.credentials)
-        if not identity.may_call(call.model):
-            raise GatewayError(Reason.FORBIDDEN, f"this caller may not call model '{shown(call.model)}'")
-        limit = self._rules.body_bytes_max(call.model)
+        if identity.models is not None and not identity.may_call(model):
+            raise GatewayError(Reason.FORBIDDEN, f"this caller may not call model '{shown(model)}'")
         if limit is None:
-            raise GatewayError(Reason.UNKNOWN_MODEL, f"Request for unknown model: '{shown(call.model)}' is not found")
+            raise GatewayError(Reason.UNKNOWN_MODEL, f"Request for unknown model: '{shown(model)}' is not found")
         if call.body_bytes is not None and call.body_bytes > limit:
             raise GatewayError(
                 Reason.TOO_LARGE,
-                f"the body has {call.body_bytes} bytes; model '{shown(call.model)}' takes at most {limit}",
+                f"the body has {call.body_bytes} bytes; model '{shown(model)}' takes at most {limit}",
             )
-        return await self._inner.send(call)
+        return self._inner.send(call)
 
 
 def shown(name: str) -> str:

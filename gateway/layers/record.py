@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Protocol
 
 from gateway.core.call import Call
@@ -19,6 +20,9 @@ from gateway.core.service import Service
 from gateway.runtime.clock import Clock
 
 _log = logging.getLogger("sluice.record")
+
+_OK = Outcome.OK
+"""A member of an enumeration is found by code in Python (3.11), a name of the module is not."""
 
 
 class CallSink(Protocol):
@@ -63,12 +67,12 @@ assert set(_OUTCOME_OF_REASON) == set(Reason), "every reason needs an outcome"
 class RecordLayer:
     """Closes each call's record once, into every sink."""
 
-    __slots__ = ("_clock", "_inner", "_sinks")
+    __slots__ = ("_inner", "_now_s", "_sinks")
 
     def __init__(self, inner: Service, clock: Clock, sinks: tuple[CallSink, ...]) -> None:
         self._inner = inner
-        self._clock = clock
-        self._sinks = sinks
+        self._now_s = clock.now_s
+        self._sinks = tuple((sink.call_ended, type(sink).__name__) for sink in sinks)
 
     async def send(self, call: Call) -> Reply:
         try:
@@ -88,12 +92,19 @@ class RecordLayer:
             # Not handled here, only recorded: the edge turns it into one response and logs it with its traceback.
             self._end(call, Outcome.GATEWAY_FAULT, _internal(), None)
             raise
-        if isinstance(reply, StreamReply):
-            reply.on_close(lambda outcome: self._stream_ended(call, reply, outcome))
+        if reply.streaming:
+            self._watch_stream(call, reply)
         else:
             call.trail.responses = 1
-            reply.on_close(lambda outcome: self._end(call, outcome, _late(outcome), reply.message))
+            reply.on_close(partial(self._answered, call, reply))
         return reply
+
+    def _answered(self, call: Call, reply: Reply, outcome: Outcome) -> None:
+        self._end(call, outcome, None if outcome is _OK else _late(outcome), reply.message)
+
+    def _watch_stream(self, call: Call, reply: Reply) -> None:
+        assert isinstance(reply, StreamReply)
+        reply.on_close(lambda outcome: self._stream_ended(call, reply, outcome))
 
     def _stream_ended(self, call: Call, reply: StreamReply, outcome: Outcome) -> None:
         call.trail.responses = reply.count
@@ -107,16 +118,16 @@ class RecordLayer:
             self._end(call, outcome, _late(outcome), message)
 
     def _end(self, call: Call, outcome: Outcome, error: GatewayError | None, answer: bytes | None) -> None:
-        now_s = self._clock.now_s()
+        now_s = self._now_s()
         if error is not None:
             call.trail.reason = error.reason
-        for sink in self._sinks:
+        for call_ended, name in self._sinks:
             try:
-                sink.call_ended(call, outcome, error, answer, now_s)
+                call_ended(call, outcome, error, answer, now_s)
             except BaseException:
                 # A defect of one sink costs neither the next one its record nor the caller the answer. This goes for
                 # CancelledError as well: a sink is synchronous, so nobody outside can have meant it.
-                _log.exception("the end of call %s could not be noted by %s", call.request_id, type(sink).__name__)
+                _log.exception("the end of call %s could not be noted by %s", call.request_id, name)
 
 
 _DELIVERED = frozenset({Outcome.OK, Outcome.GATEWAY_FAULT, Outcome.EXPIRED})

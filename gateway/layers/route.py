@@ -11,15 +11,16 @@ to the sequence layer.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
-from gateway.core.call import Call
+from gateway.core.call import Call, SequenceStep
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import BodyLimits, SnapshotSource
 from gateway.core.reply import Reply
 from gateway.core.service import Service
+from gateway.core.snapshot import FleetSnapshot
 from gateway.decide.split import Split, newest
 from gateway.layers.deadline import StreamLimits
 from gateway.layers.gate import shown
@@ -61,18 +62,13 @@ class ModelRoute:
 class RouteTable:
     """All models' routes at one policy revision: what route, gate and deadline read. Replaced as a whole."""
 
-    __slots__ = ("_routes", "revision")
+    __slots__ = ("get", "models", "revision")
 
     def __init__(self, revision: str, routes: Mapping[str, ModelRoute]) -> None:
         self.revision = revision
-        self._routes = dict(routes)
-
-    def get(self, model: str) -> ModelRoute | None:
-        return self._routes.get(model)
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        return tuple(self._routes)
+        self.models = tuple(routes)
+        self.get: Callable[[str], ModelRoute | None] = dict(routes).get
+        """The route of a model, None if no policy names it."""
 
 
 class CurrentRoutes:
@@ -83,13 +79,10 @@ class CurrentRoutes:
     def __init__(self, table: RouteTable) -> None:
         self.table = table
 
-    @property
-    def revision(self) -> str:
-        return self.table.revision
-
-    def body_bytes_max(self, model: str) -> int | None:
-        route = self.table.get(model)
-        return None if route is None else route.limits.body
+    def admits(self, model: str) -> tuple[str, int | None]:
+        table = self.table
+        route = table.get(model)
+        return table.revision, None if route is None else route.limits.body
 
     def body_limits(self, model: str) -> BodyLimits | None:
         """For the edge, which reads the body: None if no policy names the model."""
@@ -97,7 +90,7 @@ class CurrentRoutes:
         return None if route is None else route.limits
 
     def deadline_s(self, model: str) -> tuple[float, float]:
-        route = self._passed(model)
+        route = self.table.get(model) or self._passed(model)
         return route.default_deadline_s, route.max_deadline_s
 
     def stream_limits(self, model: str) -> StreamLimits:
@@ -110,19 +103,42 @@ class CurrentRoutes:
         return route
 
 
-class RouteLayer:
-    """Chooses the version, writes the choice on the trail, and hands the call to the model's stack."""
+class Choice(NamedTuple):
+    """A version, why it was chosen, and what is known of it."""
 
-    __slots__ = ("_chance", "_clock", "_fleet", "_routes")
+    version: str
+    by: str
+    decoupled: bool
+    artifact_hash: str
+
+
+_CHOICES_MAX = 4096
+
+
+class RouteLayer:
+    """Chooses the version, writes the choice on the trail, and hands the call to the model's stack.
+
+    Never waits, and has nothing to do afterwards: so `send` is no coroutine of its own, but hands out that of the
+    model's stack. A choice that neither chance nor a sequence has a part in is the same for every call, until the
+    policies or the fleet change; it is kept.
+    """
+
+    __slots__ = ("_chance", "_choices", "_fleet", "_now_s", "_routes", "_snapshot", "_table")
 
     def __init__(self, routes: CurrentRoutes, fleet: SnapshotSource, clock: Clock, chance: random.Random) -> None:
         self._routes = routes
         self._fleet = fleet
-        self._clock = clock
+        self._now_s = clock.now_s
         self._chance = chance
+        self._table = routes.table
+        self._snapshot = fleet.snapshot
+        self._choices: dict[tuple[str, str], Choice] = {}
+        """By (model, version as asked), over this table and this snapshot. What is refused is not kept."""
 
-    async def send(self, call: Call) -> Reply:
-        table = self._routes.table
+    def send(self, call: Call) -> Coroutine[Any, Any, Reply]:
+        table, snapshot = self._routes.table, self._fleet.snapshot
+        if table is not self._table or snapshot is not self._snapshot:
+            self._table, self._snapshot, self._choices = table, snapshot, {}
         route = table.get(call.model)
         trail = call.trail
         trail.policy_revision = table.revision
@@ -132,65 +148,92 @@ class RouteLayer:
         trail.pool = route.pool
         service = route.service
         sequence, sequences = call.sequence, route.sequences
-        if sequence is None or sequences is None:
-            version = self._version(call, route, None)
-        else:
-            version = sequences.version(call.version, sequence.id)
-            live = bool(version)
-            if live and (call.version or not sequence.start):
-                trail.routed_by = "asked" if call.version else "sequence"
-            else:
-                version = self._version(call, route, sequences.draw(sequence.id))
-            # A model without sequences takes the id for a parameter like any other, as Triton does.
-            if live or self._fleet.snapshot.sequence_idle_s(route.pool, route.model, version) is not None:
+        if sequence is not None and sequences is not None:
+            choice, belongs = self._of_sequence(call, route, snapshot, sequences, sequence)
+            if belongs:
                 service = sequences
-        trail.version_routed = version
-        call.decoupled = self._fleet.snapshot.decoupled(route.pool, route.model, version)
+        elif route.split is None or call.version:
+            key = (call.model, call.version)
+            choice = self._choices.get(key) or self._remember(key, _version(call, route, snapshot))
+        else:
+            choice = _choice(route.split.draw(self._chance.random()), "split", route, snapshot)
+        trail.version_routed, trail.routed_by, call.decoupled, trail.artifact_hash = choice
         if call.classified:
-            self._check_classes(call, route, version)
-        trail.routed_s = self._clock.now_s()
-        if route.artifact_hashes is not None:
-            trail.artifact_hash = route.artifact_hashes.get(version, "")
+            _check_classes(call, route, snapshot, choice.version)
+        trail.routed_s = self._now_s()
         if route.reserve_record is not None:
             call.reservation = route.reserve_record()
-        return await service.send(call)
+        return service.send(call)
 
-    def _check_classes(self, call: Call, route: ModelRoute, version: str) -> None:
-        """Texts have no classes, and Triton 2.51 ends as a whole (a division by zero) when it is asked for them."""
-        texts = self._fleet.snapshot.text_outputs(route.pool, route.model, version)
-        for name in call.classified:
-            if name in texts:
-                raise GatewayError(
-                    Reason.BAD_REQUEST,
-                    f"output '{shown(name)}' of model '{shown(route.model)}' holds BYTES, which have no classes; leave "
-                    "its 'classification' out",
-                )
+    def _remember(self, key: tuple[str, str], choice: Choice) -> Choice:
+        if len(self._choices) >= _CHOICES_MAX:
+            # Before any replica is heard of, every version that a caller names may be right.
+            self._choices.clear()
+        self._choices[key] = choice
+        return choice
 
-    def _version(self, call: Call, route: ModelRoute, draw: float | None) -> str:
-        snapshot = self._fleet.snapshot
-        asked = call.version
-        if asked:
-            call.trail.routed_by = "asked"
-            if route.allowed is not None:
-                known = asked in route.allowed
-            else:
-                versions = snapshot.known_versions(route.pool, route.model)
-                # With no replica heard of yet nobody can say which versions there are; that is "not now", not "never".
-                known = not versions or asked in versions
-            if not known:
-                raise GatewayError(
-                    Reason.UNKNOWN_VERSION,
-                    f"Request for unknown model: '{shown(call.model)}' version {shown(asked)} is not found",
-                )
-            return asked
-        if route.split is not None:
-            call.trail.routed_by = "split"
-            return route.split.draw(self._chance.random() if draw is None else draw)
+    @staticmethod
+    def _of_sequence(
+        call: Call, route: ModelRoute, snapshot: FleetSnapshot, sequences: Sequences, step: SequenceStep
+    ) -> tuple[Choice, bool]:
+        """The choice, and whether the call goes to the sequence layer."""
+        version = sequences.version(call.version, step.id)
+        live = bool(version)
+        if live and (call.version or not step.start):
+            choice = _choice(version, "asked" if call.version else "sequence", route, snapshot)
+        elif call.version or route.split is None:
+            choice = _version(call, route, snapshot)
+        else:
+            choice = _choice(route.split.draw(sequences.draw(step.id)), "split", route, snapshot)
+        # A model without sequences takes the id for a parameter like any other, as Triton does.
+        belongs = live or snapshot.sequence_idle_s(route.pool, route.model, choice.version) is not None
+        return choice, belongs
+
+
+def _version(call: Call, route: ModelRoute, snapshot: FleetSnapshot) -> Choice:
+    """The version that is asked for, or the newest one. Raises `GatewayError`."""
+    asked = call.version
+    if not asked:
         call.trail.routed_by = "newest"
         version = newest(snapshot.ready_versions(route.pool, route.model), route.allowed)
         if version is None:
             raise no_replica(call.model, "")
-        return version
+        return _choice(version, "newest", route, snapshot)
+    call.trail.routed_by = "asked"
+    if route.allowed is not None:
+        known = asked in route.allowed
+    else:
+        versions = snapshot.known_versions(route.pool, route.model)
+        # With no replica heard of yet nobody can say which versions there are; that is "not now", not "never".
+        known = not versions or asked in versions
+    if not known:
+        raise GatewayError(
+            Reason.UNKNOWN_VERSION,
+            f"Request for unknown model: '{shown(call.model)}' version {shown(asked)} is not found",
+        )
+    return _choice(asked, "asked", route, snapshot)
+
+
+def _choice(version: str, by: str, route: ModelRoute, snapshot: FleetSnapshot) -> Choice:
+    hashes = route.artifact_hashes
+    return Choice(
+        version,
+        by,
+        snapshot.decoupled(route.pool, route.model, version),
+        "" if hashes is None else hashes.get(version, ""),
+    )
+
+
+def _check_classes(call: Call, route: ModelRoute, snapshot: FleetSnapshot, version: str) -> None:
+    """Texts have no classes, and Triton 2.51 ends as a whole (a division by zero) when it is asked for them."""
+    texts = snapshot.text_outputs(route.pool, route.model, version)
+    for name in call.classified:
+        if name in texts:
+            raise GatewayError(
+                Reason.BAD_REQUEST,
+                f"output '{shown(name)}' of model '{shown(route.model)}' holds BYTES, which have no classes; leave "
+                "its 'classification' out",
+            )
 
 
 def no_replica(model: str, version: str) -> GatewayError:

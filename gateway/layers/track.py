@@ -17,16 +17,19 @@ from gateway.runtime.clock import Clock
 class TrackLayer:
     """Opens an `Attempt` on the call's trail and closes it. The transport below says how the replica answered."""
 
-    __slots__ = ("_clock", "_inner")
+    __slots__ = ("_inner", "_now_s")
 
     def __init__(self, inner: Service, clock: Clock) -> None:
         self._inner = inner
-        self._clock = clock
+        self._now_s = clock.now_s
 
     async def send(self, call: Call) -> Reply:
-        attempt = Attempt(call.permit, self._clock.now_s())
         trail = call.trail
-        trail.attempts.append(attempt)
+        attempts = trail.attempts
+        # The first attempt begins when the permit is there: nothing has been awaited since.
+        started_s = self._now_s() if attempts or not trail.admitted_s else trail.admitted_s
+        attempt = Attempt(call.permit, started_s)
+        attempts.append(attempt)
         try:
             reply = await self._inner.send(call)
         except GatewayError:
@@ -36,7 +39,7 @@ class TrackLayer:
             given_up = _given_up(call)
             if given_up is not None:
                 self._close(attempt, given_up)
-            elif self._clock.now_s() >= min(call.deadline_s, call.first_response_by_s):
+            elif self._now_s() >= min(call.deadline_s, call.first_response_by_s):
                 self._close(attempt, Outcome.EXPIRED)
             else:
                 self._close(attempt, Outcome.GATEWAY_FAULT)
@@ -47,15 +50,18 @@ class TrackLayer:
         trail.rung = "full"
         if reply.streaming:
             # The attempt is out until the last response; the transport closes it there, or the reply's end does.
-            reply.on_close(lambda outcome: self._close(attempt, _given_up(call) or outcome))
-        else:
+            self._close_later(reply, call, attempt)
+        elif attempt.outcome is None:
             self._close(attempt, Outcome.OK)
         return reply
+
+    def _close_later(self, reply: Reply, call: Call, attempt: Attempt) -> None:
+        reply.on_close(lambda outcome: self._close(attempt, _given_up(call) or outcome))
 
     def _close(self, attempt: Attempt, otherwise: Outcome) -> None:
         if attempt.outcome is None:
             attempt.outcome = otherwise
-            attempt.ended_s = self._clock.now_s()
+            attempt.ended_s = self._now_s()
 
 
 def _given_up(call: Call) -> Outcome | None:

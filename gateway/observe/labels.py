@@ -65,9 +65,10 @@ ROUTES = frozenset(
 
 _TLS_FAULTS = ("tls_handshake", "tls_plaintext", "tls_record", "tls_slow")
 PROTOCOL_FAULTS = frozenset(
-    ("malformed", "too_large", "slow_head", "slow_body", "slow_drain", "slow_reader", *_TLS_FAULTS)
+    ("malformed", "too_large", "flood", "slow_head", "slow_body", "slow_drain", "slow_reader", "silent", *_TLS_FAULTS)
 )
-"""How bytes on a client port failed to become a request, or an answer to be taken."""
+"""How bytes on a client port failed to become a request, or an answer to be taken. `flood`: more frames that bring
+nobody anything than any client has a use for; `silent`: a client with calls in flight that does not answer a PING."""
 
 _HTTP_STATUSES = (200, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 417, 429, 431, 499, 500, 501, 503, 504, 505)
 STATUSES = frozenset((*(str(status) for status in _HTTP_STATUSES), *(code.name for code in Code)))

@@ -92,9 +92,10 @@ def _client_certificates(fleet: Fleet, mtls: bool, mode: str | None, problems: P
         message = "no client is asked for a certificate"
         remedy = "set `gateway.listen.tls.client_certificate` to `required`"
         problems.add(fleet.file, fleet.where(*path, of_key=True), path, message, remedy)
-    if mode == "mtls" and asked == "optional":
+    if mode == "mtls" and asked == "optional" and fleet.get("gateway", "grpc", "server") == "grpcio":
         path = (*_LISTEN, "client_certificate")
-        message = "over gRPC `optional` asks for no certificate, and with `identity.mode: mtls` nobody could call there"
+        message = "with `gateway.grpc.server: grpcio` the gRPC port asks for no certificate at `optional`, and with "
+        message += "`identity.mode: mtls` nobody could call there"
         problems.add(fleet.file, where, path, message, "write `required`")
 
 

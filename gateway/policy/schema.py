@@ -14,6 +14,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from gateway.policy.identity_schema import IdentityPolicy
+from gateway.policy.port_schema import KIB, MIB
+from gateway.policy.port_schema import GrpcLimits as GrpcLimits
+from gateway.policy.port_schema import HttpLimits as HttpLimits
 from gateway.policy.strict import Strict as Strict
 from gateway.policy.tls_schema import ServerTls, UpstreamTls
 
@@ -28,8 +31,6 @@ Version = Annotated[str, Meta(pattern=VERSION)]
 PoolName = Annotated[str, Meta(pattern=POOL_NAME)]
 HostPort = Annotated[str, Meta(pattern=HOST_PORT)]
 PortNumber = Annotated[int, Meta(ge=1, le=65535)]
-KIB = 1024
-MIB = 1024 * 1024
 
 
 # --- fleet.yaml -----------------------------------------------------------------------------------------------------
@@ -116,6 +117,13 @@ class Pool(Strict, frozen=True, kw_only=True):
     message_bytes_max: Annotated[
         int, Meta(ge=KIB, le=2**31 - 1, description="Largest message to or from a replica, bytes.")
     ] = 64 * MIB
+    transport: Annotated[
+        Literal["http2", "grpcio"],
+        Meta(
+            description="What carries calls to the replicas: `http2`, the gateway's own; `grpcio`, gRPC's library, at "
+            "several times the CPU."
+        ),
+    ] = "http2"
     tls: Annotated[
         UpstreamTls | None,
         Meta(
@@ -123,69 +131,6 @@ class Pool(Strict, frozen=True, kw_only=True):
             "metrics ports, which are read in the clear."
         ),
     ] = None
-
-
-class HttpLimits(Strict, frozen=True, kw_only=True):
-    connections_max: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="Open client connections; more are closed at once.")
-    ] = 20_000
-    header_bytes_max: Annotated[int, Meta(ge=KIB, le=MIB, description="Request line and headers together, bytes.")] = (
-        32 * KIB
-    )
-    header_count_max: Annotated[int, Meta(ge=1, le=10_000, description="Number of headers.")] = 128
-    header_timeout_ms: Annotated[
-        int, Meta(ge=100, le=600_000, description="From a request's first byte to its last header.")
-    ] = 10_000
-    body_idle_timeout_ms: Annotated[int, Meta(ge=100, le=600_000, description="Longest pause inside a body.")] = 10_000
-    keepalive_idle_ms: Annotated[
-        int, Meta(ge=100, le=86_400_000, description="An idle connection is closed after this.")
-    ] = 75_000
-    write_timeout_ms: Annotated[
-        int, Meta(ge=100, le=600_000, description="A client that takes nothing of its answer for this long is cut off.")
-    ] = 30_000
-    drain_bytes_max: Annotated[
-        int,
-        Meta(ge=0, le=64 * MIB, description="After an early refusal, at most this much of a body is read and dropped."),
-    ] = 64 * KIB
-    pipeline_max: Annotated[
-        int, Meta(ge=1, le=1000, description="Requests of one connection that may wait for answers.")
-    ] = 16
-    response_compression: Annotated[
-        bool,
-        Meta(
-            description="Answers to `infer` are compressed where the client's `Accept-Encoding` asks for it, as Triton "
-            "does. Some clients ask without their users' knowing: docs/operations.md."
-        ),
-    ] = True
-    response_compression_level: Annotated[
-        int, Meta(ge=1, le=9, description="zlib's level for that: 1 is cheapest, Triton's own is 6.")
-    ] = 1
-
-
-class GrpcLimits(Strict, frozen=True, kw_only=True):
-    message_bytes_max: Annotated[
-        int, Meta(ge=KIB, le=2**31 - 1, description="Largest message from or to a client, bytes.")
-    ] = 64 * MIB
-    streams_max: Annotated[int, Meta(ge=1, le=1_000_000, description="Calls in flight over all gRPC connections.")] = (
-        10_000
-    )
-    stream_calls_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=65_536,
-            description="Requests of one ModelStreamInfer that may be out at a time; beyond it the client's next "
-            "message is not read until one has ended.",
-        ),
-    ] = 128
-    write_timeout_ms: Annotated[
-        int,
-        Meta(
-            ge=100,
-            le=600_000,
-            description="A client that takes longer than this for one message of its ModelStreamInfer is cut off.",
-        ),
-    ] = 60_000
 
 
 class Drain(Strict, frozen=True, kw_only=True):

@@ -25,8 +25,8 @@ class ServerTls(Strict, frozen=True, kw_only=True):
         Literal["none", "optional", "required"],
         Meta(
             description="`required`: a client without a good certificate gets no connection. `optional`: one that is "
-            "shown must be good; over HTTP alone, since the gRPC library cannot ask without insisting: the gRPC port "
-            "asks for none then."
+            "shown must be good. (With `gateway.grpc.server: grpcio` the gRPC port asks for none then: that library "
+            "cannot ask without insisting.)"
         ),
     ] = "none"
     handshake_timeout_ms: Annotated[
@@ -38,8 +38,8 @@ class ServerTls(Strict, frozen=True, kw_only=True):
 class UpstreamTls(Strict, frozen=True, kw_only=True):
     ca_file: Annotated[
         str,
-        Meta(description="Authorities whose server certificates are believed, PEM. Default: the public ones that come "
-             "with the gRPC library."),
+        Meta(description="Authorities whose server certificates are believed, PEM. Default: those of the operating "
+             "system (with `transport: grpcio` the public ones that come with that library)."),
     ] = ""  # fmt: skip
     certificate_file: Annotated[
         str, Meta(description="The gateway's certificate for replicas that ask for one (`--grpc-use-ssl-mutual`), PEM.")

@@ -1,7 +1,10 @@
-"""A record as one line of strict JSON. Runs in a worker, never on the loop.
+"""A record as one line of strict JSON.
 
 The fields and their meanings stand in `FIELDS`, from which `docs/records.md` is made. No line is longer than
 `LINE_BYTES_MAX`: a record that would be is rendered again with less in it, and says so.
+
+Half of a call's budget for everything that follows it is spent here, so what most lines of a model have in common is
+kept as finished JSON. A raw value may be more than the value of its member: it brings along the members behind it.
 """
 
 from __future__ import annotations
@@ -11,19 +14,19 @@ import hashlib
 import json
 import math
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
-import orjson
+import msgspec
 
-from gateway.core.call import Attempt, SequenceStep
+from gateway.core.call import Attempt, Call, SequenceStep, Trail
 from gateway.core.codes import Code
 from gateway.observe.stages import STAGES, stage_seconds
-from gateway.records.record import TEXT_MAX, PredictionRecord
+from gateway.records.layout import Layout, Layouts
+from gateway.records.record import TEXT_MAX, Kept, PredictionRecord
 from gateway.records.tensors import (
     ANSWER_RAW,
-    ANSWER_TENSORS,
     REQUEST_RAW,
-    REQUEST_TENSORS,
+    TENSORS_FIELD,
     Budget,
     TensorReader,
     shape_only,
@@ -35,130 +38,300 @@ from gateway.wire.kserve.protobuf import WireError
 SCHEMA = 1
 LINE_BYTES_MAX = 256 * 1024
 """Bytes of one line, its line break included."""
+QUICK_BYTES_MAX = 4096
+"""Bodies up to this, both together, take no time worth speaking of."""
 ATTEMPTS_MAX = 32
 """Attempts shown; `attempt_count` counts all."""
 
 _CODE_NAMES = {int(code): code.name for code in Code}
+_EMPTY_DIGEST = hashlib.blake2b(digest_size=16)
+_INFINITY = float("inf")
+_MEMO_MAX = 1024
+_ROUND = 1.5 * 2.0**52
+"""A number of microseconds plus this, minus this, is whole: half of the price of `round` or `int`."""
+_THREE_DIGITS = tuple(f"{number:03d}" for number in range(1000))
+
+_encode = msgspec.json.Encoder().encode
+
+K = TypeVar("K")
+
+
+class _Line(msgspec.Struct, gc=False):
+    """The fields in their order. `protocol` brings along those from `tenant` to `reason`."""
+
+    schema: int
+    time: str
+    request_id: str
+    trace_id: str
+    protocol: msgspec.Raw
+    message: str
+    outcome: str
+    timeout_asked_ms: float | None
+    deadline_ms: float | None
+    duration_ms: float
+    stages_ms: object
+    replicas_ready: int
+    queued_ahead: int
+    in_flight_at_admit: int
+    limit_at_admit: int
+    attempt_count: int
+    attempts: object
+    body_id: str
+    stream_message: int
+    responses: int
+    sequence: object
+    input: object = None
+    output: object = None
+
+
+class _AllStages(msgspec.Struct, gc=False):
+    receive: float
+    route: float
+    queue: float
+    upstream: float
+    write: float
+
+
+class _Attempt(msgspec.Struct, gc=False):
+    """`replica` brings along `kind`."""
+
+    replica: msgspec.Raw
+    start_ms: float
+    duration_ms: float
+    outcome: str
+
+
+class _Body(msgspec.Struct, gc=False):
+    bytes: int
+    digest: str
+    tensors: object
 
 
 class Renderer:
-    """Makes lines. Keeps a bounded memo of tensor descriptions, so one per worker, not shared by threads."""
+    """Makes lines. Keeps bounded memos of what most lines have in common, so not for two threads at once; but what it
+    learns of layouts a `twin` for another thread knows too.
+    """
 
     def __init__(self) -> None:
         self._tensors = TensorReader()
+        self._requests = Layouts(REQUEST_RAW, summary=False)
+        self._answers = Layouts(ANSWER_RAW, summary=True)
+        self._common: dict[tuple[object, ...], msgspec.Raw] = {}
+        self._tried: dict[tuple[str, str], msgspec.Raw] = {}
+        self._second_s = float("-inf")
+        self._second = ""
+
+    def twin(self) -> Renderer:
+        """One for another thread, that uses the same layouts."""
+        twin = Renderer()
+        twin._requests, twin._answers = self._requests, self._answers
+        return twin
+
+    def quick(self, record: PredictionRecord) -> bytes:
+        """The line of a record that takes microseconds: small, and with bodies like those before. b"" for any other."""
+        if record.tensors == "full" or record.input_bytes + record.output_bytes > QUICK_BYTES_MAX:
+            return b""
+        call, message, reply = record.call, record.message, record.reply
+        assert call is not None
+        model = call.model
+        taken = given = None
+        if message is not None:
+            taken = self._requests.find(model, message)
+            if taken is None:
+                return b""
+        if reply is not None:
+            given = self._answers.find(model, reply)
+            if given is None:
+                return b""
+        line = self._fields(record, call)
+        line.input = _like_before(message, taken, record.input_bytes, record.omitted)
+        line.output = _like_before(reply, given, record.output_bytes, record.omitted)
+        return encode(line)
 
     def line(self, record: PredictionRecord) -> bytes:
         """The record's line, with its line break. Never raises for what a caller or a replica sent."""
-        shown = self._fields(record)
-        self._bodies(record, shown)
-        line = encode(shown)
-        if len(line) <= LINE_BYTES_MAX:
-            return line
-        shown = self._fields(record)
-        shown["input"] = {"bytes": record.input_bytes, "omitted": "line_too_long"}
-        shown["output"] = {"bytes": record.output_bytes, "omitted": "line_too_long"}
-        return encode(shown)
+        call = record.call
+        assert call is not None
+        line = self._fields(record, call)
+        line.input = self._body(record, call.model, record.message, record.input_bytes, self._requests)
+        line.output = self._body(record, call.model, record.reply, record.output_bytes, self._answers)
+        made = encode(line)
+        if len(made) > LINE_BYTES_MAX:
+            line.input = {"bytes": record.input_bytes, "omitted": "line_too_long"}
+            line.output = {"bytes": record.output_bytes, "omitted": "line_too_long"}
+            made = encode(line)
+        return made
 
-    def _fields(self, record: PredictionRecord) -> dict[str, Any]:
-        trail = record.trail
+    def _fields(self, record: PredictionRecord, call: Call | Kept) -> _Line:
+        trail = call.trail
         attempts = trail.attempts
-        arrived_s = record.arrived_s
-        ended_s = record.ended_s
-        stages = stage_seconds(trail, arrived_s, ended_s)
-        answered = record.answered
-        return {
-            "schema": SCHEMA,
-            "time": utc(record.arrived_wall_s),
-            "request_id": record.request_id,
-            "trace_id": record.trace_id,
-            "protocol": record.protocol,
-            "tenant": record.tenant,
-            "model": record.model,
-            "version_asked": record.version,
-            "model_served": record.model if answered else "",
-            "version": trail.version_served[:TEXT_MAX],
-            "version_routed": trail.version_routed,
-            "routed_by": trail.routed_by,
-            "artifact_hash": trail.artifact_hash,
-            "policy_revision": trail.policy_revision,
-            "pool": trail.pool,
-            "rung": trail.rung or ("full" if answered else ""),
-            "rungs_left": [],
-            "impact": record.impact,
-            "cache": "bypass",
-            "status": _CODE_NAMES[record.code],
-            "reason": record.reason,
-            "message": record.text,
-            "outcome": record.outcome.value,
-            "timeout_asked_ms": None if record.timeout_s is None else _ms(record.timeout_s),
-            "deadline_ms": _ms(record.budget_s) if math.isfinite(record.budget_s) else None,
-            "duration_ms": _ms(ended_s - arrived_s),
-            "stages_ms": {name: _ms(value) for name, value in zip(STAGES, stages, strict=True) if value >= 0.0},
-            "replicas_ready": trail.replicas_ready,
-            "queued_ahead": trail.queued_ahead,
-            "in_flight_at_admit": trail.in_flight_at_admit,
-            "limit_at_admit": trail.limit_at_admit,
-            "attempt_count": len(attempts),
-            "attempts": [_attempt(each, arrived_s, ended_s) for each in attempts[:ATTEMPTS_MAX]],
-            "body_id": record.body_id,
-            "stream_message": record.stream_position,
-            "responses": trail.responses,
-            "sequence": _sequence(record.sequence),
-        }
+        arrived_s, ended_s = call.arrived_s, record.ended_s
+        timeout_s, deadline_s, sequence = call.timeout_s, call.deadline_s, call.sequence
+        return _Line(
+            SCHEMA,
+            self._time(call.arrived_wall_s),
+            call.request_id[:TEXT_MAX],
+            call.trace_id,
+            self._who_and_where(record, call, trail),
+            record.text,
+            record.outcome._value_,  # `value` is a property that is written in Python
+            None if timeout_s is None else (timeout_s * 1e6 + _ROUND - _ROUND) / 1000.0,
+            ((deadline_s - arrived_s) * 1e6 + _ROUND - _ROUND) / 1000.0 if deadline_s < _INFINITY else None,
+            ((ended_s - arrived_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
+            _stages(trail, arrived_s, ended_s),
+            trail.replicas_ready,
+            trail.queued_ahead,
+            trail.in_flight_at_admit,
+            trail.limit_at_admit,
+            len(attempts),
+            [self._attempt(each, arrived_s, ended_s) for each in attempts[:ATTEMPTS_MAX]] if attempts else attempts,
+            call.body_id[:TEXT_MAX],
+            call.stream_position,
+            trail.responses,
+            None if sequence is None else _sequence(sequence),
+        )
 
-    def _bodies(self, record: PredictionRecord, shown: dict[str, Any]) -> None:
-        taken: dict[str, Any] = {"bytes": record.input_bytes}
-        given: dict[str, Any] = {"bytes": record.output_bytes}
-        shown["input"] = taken
-        shown["output"] = given
-        if record.omitted:
-            taken["omitted"] = given["omitted"] = record.omitted
-            return
-        if record.message is not None:
-            taken["digest"] = hashlib.blake2b(record.message, digest_size=16).hexdigest()
-            self._side(taken, record.message, REQUEST_TENSORS, REQUEST_RAW, record.tensors == "full", summary=False)
-        if record.reply is not None:
-            given["digest"] = hashlib.blake2b(record.reply, digest_size=16).hexdigest()
-            self._side(given, record.reply, ANSWER_TENSORS, ANSWER_RAW, record.tensors == "full", summary=True)
+    def _who_and_where(self, record: PredictionRecord, call: Call | Kept, trail: Trail) -> msgspec.Raw:
+        """`protocol` and the fields behind it up to `reason`: the same in nearly all calls of a model."""
+        key = (
+            call.protocol,
+            call.identity.tenant,
+            call.model,
+            call.version,
+            record.answered,
+            trail.version_served,
+            trail.version_routed,
+            trail.routed_by,
+            trail.artifact_hash,
+            trail.policy_revision,
+            trail.pool,
+            trail.rung,
+            record.impact,
+            record.code,
+            record.reason,
+        )
+        found = self._common.get(key)
+        if found is None:
+            model = call.model[:TEXT_MAX]
+            shown = {
+                "protocol": call.protocol,
+                "tenant": call.identity.tenant,
+                "model": model,
+                "version_asked": call.version[:TEXT_MAX],
+                "model_served": model if record.answered else "",
+                "version": trail.version_served[:TEXT_MAX],
+                "version_routed": trail.version_routed,
+                "routed_by": trail.routed_by,
+                "artifact_hash": trail.artifact_hash,
+                "policy_revision": trail.policy_revision,
+                "pool": trail.pool,
+                "rung": trail.rung or ("full" if record.answered else ""),
+                "rungs_left": [],
+                "impact": record.impact,
+                "cache": "bypass",
+                "status": _CODE_NAMES[record.code],
+                "reason": record.reason,
+            }
+            found = _spliced(self._common, key, shown)
+        return found
 
-    def _side(
-        self, shown: dict[str, Any], message: bytes, tensor_field: int, raw_field: int, full: bool, *, summary: bool
-    ) -> None:
+    def _attempt(self, attempt: Attempt, arrived_s: float, ended_s: float) -> _Attempt | dict[str, Any]:
+        key = (attempt.replica, attempt.kind)
+        head = self._tried.get(key)
+        if head is None:
+            head = _spliced(self._tried, key, {"replica": attempt.replica, "kind": attempt.kind})
+        started_s, outcome = attempt.started_s, attempt.outcome
+        start_ms = ((started_s - arrived_s) * 1e6 + _ROUND - _ROUND) / 1000.0
+        duration_ms = (((attempt.ended_s or ended_s) - started_s) * 1e6 + _ROUND - _ROUND) / 1000.0
+        told = "out" if outcome is None else outcome._value_
+        if not attempt.text:
+            return _Attempt(head, start_ms, duration_ms, told)
+        text = attempt.text[:TEXT_MAX]
+        return {"replica": head, "start_ms": start_ms, "duration_ms": duration_ms, "outcome": told, "text": text}
+
+    def _body(self, record: PredictionRecord, model: str, message: bytes | None, size: int, layouts: Layouts) -> object:
+        """One side, whatever it is."""
+        if message is None:
+            return _like_before(None, None, size, record.omitted)
+        shown: dict[str, Any] = {"bytes": size, "digest": _digest(message)}
+        layout = None if record.tensors == "full" else layouts.find(model, message)
+        if layout is None:
+            self._side(shown, model, message, layouts, full=record.tensors == "full")
+        else:
+            shown["tensors"] = layout.tensors(message)
+        return shown
+
+    def _side(self, shown: dict[str, Any], model: str, message: bytes, layouts: Layouts, *, full: bool) -> None:
+        """Read all of it."""
         try:
-            tensors, count = self._tensors.read(message, tensor_field, raw_field)
+            tensors, count = self._tensors.read(message, TENSORS_FIELD, layouts.raw_field)
             if full:
                 budget = Budget()
                 shown["tensors"] = [with_values(each, budget) for each in tensors]
-            elif summary:
+            elif layouts.summary:
                 shown["tensors"] = [with_summary(each) for each in tensors]
             else:
                 shown["tensors"] = [shape_only(each) for each in tensors]
             if count > len(tensors):
                 shown["tensors_cut"] = count - len(tensors)
+            if not full:
+                layouts.learn(model, message, tensors, count)
         except WireError:
             # Refused calls are recorded too, and their bodies may be anything.
             shown.pop("tensors", None)
             shown["omitted"] = "unreadable"
 
+    def _time(self, wall_s: float) -> str:
+        past_s = wall_s - self._second_s
+        micro = int(past_s * 1e6 + 0.5) if 0.0 <= past_s < 1.0 else 1_000_000
+        if micro < 1_000_000:
+            return f"{self._second}.{_THREE_DIGITS[micro // 1000]}{_THREE_DIGITS[micro % 1000]}Z"
+        text = utc(wall_s)
+        if math.isfinite(wall_s):
+            self._second_s, self._second = float(round(wall_s * 1e6) // 1_000_000), text.partition(".")[0]
+        return text
 
-def _sequence(step: SequenceStep | None) -> dict[str, Any] | None:
-    if step is None:
-        return None
+
+def _like_before(message: bytes | None, layout: Layout | None, size: int, omitted: str) -> object:
+    """One side whose layout is known, or of which nothing is to be shown."""
+    if message is not None and layout is not None:
+        return _Body(size, _digest(message), layout.tensors(message))
+    return {"bytes": size, "omitted": omitted} if omitted else {"bytes": size}
+
+
+def _digest(message: bytes) -> str:
+    digest = _EMPTY_DIGEST.copy()  # half the price of a new one
+    digest.update(message)
+    return digest.hexdigest()
+
+
+def _spliced(memo: dict[K, msgspec.Raw], key: K, shown: dict[str, Any]) -> msgspec.Raw:
+    """The value of the first of these members, with the others behind it."""
+    if len(memo) >= _MEMO_MAX:
+        memo.clear()
+    first = next(iter(shown))
+    found = memo[key] = msgspec.Raw(encode(shown)[len(first) + 4 : -2])
+    return found
+
+
+def _stages(trail: Trail, arrived_s: float, ended_s: float) -> _AllStages | dict[str, float]:
+    received_s, routed_s, admitted_s, answered_s = trail.received_s, trail.routed_s, trail.admitted_s, trail.answered_s
+    if 0.0 < arrived_s <= received_s <= routed_s <= admitted_s <= answered_s <= ended_s:
+        # All of them, in their order: what `stage_seconds` would say.
+        return _AllStages(
+            ((received_s - arrived_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
+            ((routed_s - received_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
+            ((admitted_s - routed_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
+            ((answered_s - admitted_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
+            ((ended_s - answered_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
+        )
+    stages = zip(STAGES, stage_seconds(trail, arrived_s, ended_s), strict=True)
+    return {name: (value * 1e6 + _ROUND - _ROUND) / 1000.0 for name, value in stages if value >= 0.0}
+
+
+def _sequence(step: SequenceStep) -> dict[str, Any]:
     shown = step.id[:TEXT_MAX] if isinstance(step.id, str) else step.id
     return {"id": shown, "start": step.start, "end": step.end}
-
-
-def _attempt(attempt: Attempt, arrived_s: float, ended_s: float) -> dict[str, Any]:
-    shown = {
-        "replica": attempt.replica,
-        "kind": attempt.kind,
-        "start_ms": _ms(attempt.started_s - arrived_s),
-        "duration_ms": _ms((attempt.ended_s or ended_s) - attempt.started_s),
-        "outcome": "out" if attempt.outcome is None else attempt.outcome.value,
-    }
-    if attempt.text:
-        shown["text"] = attempt.text[:TEXT_MAX]
-    return shown
 
 
 def dropped_line(count: int, reasons: dict[str, int], since_wall_s: float, until_wall_s: float) -> bytes:
@@ -187,15 +360,23 @@ def _second(whole: int) -> str:
     return datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-def encode(shown: dict[str, Any]) -> bytes:
+def encode(shown: object) -> bytes:
     """Strict JSON and a line break."""
     try:
-        return orjson.dumps(shown, option=orjson.OPT_APPEND_NEWLINE)
-    except orjson.JSONEncodeError:
+        return _encode(shown) + b"\n"
+    except (UnicodeEncodeError, OverflowError):
         # Lone surrogates out of header text, or integers past 64 bits; the slow encoder escapes them.
-        return json.dumps(shown, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        return _encode(_escaped(shown)) + b"\n"
 
 
-def _ms(seconds: float) -> float:
-    # Microseconds are enough; `round` with digits costs three times as much.
-    return int(seconds * 1e6 + 0.5) / 1000
+def _escaped(value: Any) -> Any:
+    """The same with all that is not a container made into JSON already."""
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value)
+    if isinstance(value, dict):
+        return {key: _escaped(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escaped(each) for each in value]
+    if isinstance(value, msgspec.Raw):
+        return value
+    return msgspec.Raw(json.dumps(value, allow_nan=False).encode())

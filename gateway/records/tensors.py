@@ -27,18 +27,21 @@ ELEMENT_BYTES_MAX = 256
 BYTES_TOTAL_MAX = 32 * 1024
 """Bytes shown per side of all BYTES elements together."""
 
-REQUEST_TENSORS, REQUEST_RAW = 5, 7
-ANSWER_TENSORS, ANSWER_RAW = 5, 6
+TENSORS_FIELD, REQUEST_RAW, ANSWER_RAW = 5, 7, 6
 """Field numbers in ModelInferRequest and ModelInferResponse."""
 
-_FORMATS = {row.name: row.code for row in TABLE if row.code} | {"BOOL": "?", "FP16": "e"}
+FORMATS = {row.name: row.code for row in TABLE if row.code} | {"BOOL": "?", "FP16": "e"}
 """`struct` characters; `struct` has none for BF16."""
-_SIZES = {row.name: row.size for row in TABLE if row.size}
+SIZES = {row.name: row.size for row in TABLE if row.size}
 
 _MEMO_ENTRIES_MAX = 1024
 _MEMO_KEY_BYTES_MAX = 1024
 _SHAPE_MAX = 32
 _NAME_MAX = 256
+_SORTED_MAX = 64
+"""Of so few numbers, sorting them is the quickest way to the smallest and the largest."""
+_SUMMABLE = 1e300
+"""As many numbers as a summary looks at, each below this, have a sum that is a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +59,14 @@ class Description:
 
 
 class Tensor(NamedTuple):
-    """A tensor with its data: `raw` little-endian bytes, or the bytes of an `InferTensorContents`. Both None: it has
-    no data here (shared memory).
+    """A tensor with its data: `raw` little-endian bytes, which begin at `start` of the message, or the bytes of an
+    `InferTensorContents`. Both None: it has no data here (shared memory).
     """
 
     description: Description
     raw: memoryview | None
     contents: bytes | None
+    start: int = 0
 
 
 class TensorReader:
@@ -103,7 +107,7 @@ class TensorReader:
         for index, (description, piece) in enumerate(described):
             if index < len(raw):
                 a, b = raw[index]
-                tensors.append(Tensor(description, view[a:b], None))
+                tensors.append(Tensor(description, view[a:b], None, a))
             elif description.contents is not None:
                 a, b = description.contents
                 tensors.append(Tensor(description, None, piece[a:b]))
@@ -210,18 +214,41 @@ def with_summary(tensor: Tensor) -> dict[str, Any]:
     shown["count"] = total
     if total > len(numbers):
         shown["summary_cut"] = True
-    if not numbers:
-        return shown
-    shown["first"] = finite(numbers[:FIRST_VALUES])
-    if len(numbers) > 1:
+    if numbers:
+        shown.update(figures(numbers))
+    return shown
+
+
+def plain_figures(numbers: Sequence[int | float]) -> tuple[int | float, int | float, float] | None:
+    """(smallest, largest, mean) of several numbers, if all are finite and none is enormous, as is usual."""
+    if len(numbers) < 2 or not math.isfinite(sum(numbers)):
+        return None
+    if len(numbers) <= _SORTED_MAX:
+        ordered = sorted(numbers)
+        low, high = ordered[0], ordered[-1]
+    else:
+        low, high = min(numbers), max(numbers)
+    if low < -_SUMMABLE or high > _SUMMABLE:
+        return None
+    return low, high, math.fsum(numbers) / len(numbers)
+
+
+def figures(numbers: Sequence[int | float | bool]) -> dict[str, Any]:
+    """The first few of at least one number, and of several the smallest, largest and mean of the finite ones."""
+    first = finite(numbers[:FIRST_VALUES])
+    if len(numbers) == 1:
+        return {"first": first}
+    usable: Sequence[int | float | bool] = numbers
+    shown: dict[str, Any] = {"first": first}
+    found = plain_figures(numbers)
+    if found is None:
         usable = [value for value in numbers if math.isfinite(value)]
         if len(usable) < len(numbers):
             shown["non_finite"] = len(numbers) - len(usable)
-        if usable:
-            shown["min"] = min(usable)
-            shown["max"] = max(usable)
-            mean = math.fsum(value / len(usable) for value in usable)
-            shown["mean"] = mean
+        if not usable:
+            return shown
+        found = min(usable), max(usable), math.fsum(value / len(usable) for value in usable)
+    shown["min"], shown["max"], shown["mean"] = found
     return shown
 
 
@@ -251,7 +278,7 @@ def _numbers(tensor: Tensor, most: int) -> tuple[list[int | float | bool], int]:
     datatype = tensor.description.datatype
     raw = tensor.raw
     if raw is not None:
-        size = _SIZES.get(datatype)
+        size = SIZES.get(datatype)
         if size is None:
             return [], 0
         total = len(raw) // size
@@ -260,7 +287,7 @@ def _numbers(tensor: Tensor, most: int) -> tuple[list[int | float | bool], int]:
         if datatype == "BF16":
             halves = struct.unpack(f"<{count}H", piece)
             return list(struct.unpack(f"<{count}f", struct.pack(f"<{count}I", *(half << 16 for half in halves)))), total
-        return list(struct.unpack(f"<{count}{_FORMATS[datatype]}", piece)), total
+        return list(struct.unpack(f"<{count}{FORMATS[datatype]}", piece)), total
     if tensor.contents is None:
         return [], 0
     return _typed_numbers(tensor.contents, most)

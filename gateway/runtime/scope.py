@@ -10,28 +10,30 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
-from gateway.runtime.wheel import Timer, TimerWheel
+from gateway.runtime.wheel import NOWHERE, TimerWheel, Waiting
+
+_INFINITY = float("inf")
 
 
 class DeadlinePassed(Exception):
     """The scope's instant passed before its body ended."""
 
 
-class DeadlineScope:
+class DeadlineScope(Waiting):
     """`with DeadlineScope(wheel, at_s): await ...`: raises `DeadlinePassed` if the body is still running at `at_s`.
 
-    The body must let CancelledError through. Synchronous to enter and to leave: an exit never awaits.
+    The body must let CancelledError through. Synchronous to enter and to leave: an exit never awaits. It waits on the
+    wheel itself: a timer besides would be one more object per call, and know this one, which is a circle.
     """
 
-    __slots__ = ("_at_s", "_cancelling", "_fired", "_task", "_timer", "_wheel")
+    __slots__ = ("_at_s", "_cancelling", "_fired", "_task", "_wheel")
 
     def __init__(self, wheel: TimerWheel, at_s: float) -> None:
+        self.bucket = NOWHERE
         self._wheel = wheel
         self._at_s = at_s
-        self._timer: Timer | None = None
-        self._task: asyncio.Task[object] | None = None
-        self._cancelling = 0
         self._fired = False
+        self._task: asyncio.Task[object] | None = None
 
     def __enter__(self) -> DeadlineScope:
         task = asyncio.current_task()
@@ -39,25 +41,22 @@ class DeadlineScope:
             raise RuntimeError("a deadline scope must be entered inside a task: it works by cancelling it")
         self._task = task
         self._cancelling = task.cancelling()
-        if self._at_s != float("inf"):
-            self._timer = self._wheel.call_at(self._at_s, self._fire)
+        if self._at_s != _INFINITY:
+            self._wheel.place(self, self._at_s)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None  # it knows this scope: a circle, and one per call is work for the garbage collector
+        self.bucket.pop(self, None)
+        task, self._task = self._task, None
         if self._fired:
-            task = self._task
             assert task is not None
             # The wheel cancelled once; what is left above the count at entry is somebody else's and must go on.
             if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
                 raise DeadlinePassed from error
-        self._task = None
 
-    def _fire(self) -> None:
+    def fire(self) -> None:
         self._fired = True
         assert self._task is not None
         self._task.cancel()

@@ -33,6 +33,29 @@ def server_context(
     return context
 
 
+def client_context(ca: bytes, certificate: bytes, key: bytes, protocols: tuple[str, ...]) -> ssl.SSLContext:
+    """A client's side: TLS 1.2 or later, `protocols` by ALPN; without `ca` the operating system's authorities are
+    believed. What is in `ca` is believed as it stands, be it an authority below another or a server's own certificate.
+    Raises ValueError.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.set_alpn_protocols(list(protocols))
+    try:
+        if ca:
+            context.load_verify_locations(cadata=ca.decode("ascii", "ignore"))
+        else:
+            context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+        if certificate:
+            _load_chain(context, certificate, key)
+    except ssl.SSLError as error:
+        raise ValueError(
+            f"the TLS library does not take the authorities, the certificate or its key: {error}"
+        ) from error
+    return context
+
+
 def _load_chain(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
     """The library reads names of files and nothing else. A file in memory: the key never reaches a disk, and what is
     used is what was checked, whatever happens to the files meanwhile.

@@ -20,22 +20,45 @@ from gateway.runtime.clock import Clock
 _log = logging.getLogger("sluice.wheel")
 
 
-class Timer:
-    """A handle. `cancel` is cheap, idempotent, and harmless after the timer fired."""
+NOWHERE: dict[Waiting, None] = {}
+"""The bucket of what does not wait. Stays empty."""
 
-    __slots__ = ("_bucket", "callback")
 
-    def __init__(self, callback: Callable[[], object], bucket: dict[Timer, None]) -> None:
-        self.callback = callback
-        self._bucket = bucket
+class Waiting:
+    """What can wait on a wheel: a timer that is also the thing to be told, one object for both. `cancel` is cheap,
+    idempotent, and harmless after it fired.
+    """
+
+    __slots__ = ("bucket",)
+
+    def __init__(self) -> None:
+        self.bucket = NOWHERE
+        """Where on the wheel it waits, or waited; the wheel's own business."""
+
+    def fire(self) -> None:
+        """Its instant has come. Must not raise."""
+        raise NotImplementedError
 
     def cancel(self) -> None:
-        self._bucket.pop(self, None)
+        self.bucket.pop(self, None)
 
     @property
     def waits(self) -> bool:
         """Neither cancelled nor fired."""
-        return self in self._bucket
+        return self in self.bucket
+
+
+class Timer(Waiting):
+    """A handle of something that will be called."""
+
+    __slots__ = ("_callback",)
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.bucket = NOWHERE
+        self._callback = callback
+
+    def fire(self) -> None:
+        self._callback()
 
 
 class TimerWheel:
@@ -46,7 +69,7 @@ class TimerWheel:
             raise ValueError(f"tick_s must be positive, not {tick_s}")
         self._clock = clock
         self._tick_s = tick_s
-        self._buckets: dict[int, dict[Timer, None]] = {}
+        self._buckets: dict[int, dict[Waiting, None]] = {}
         self._ticks: list[int] = []
         self._loop_timer: asyncio.TimerHandle | None = None
         self._loop_tick = 0
@@ -55,6 +78,12 @@ class TimerWheel:
         """Call `callback` at `when_s` (monotonic seconds) or within a tick after it. It must not raise; if it does,
         that is logged.
         """
+        timer = Timer(callback)
+        self.place(timer, when_s)
+        return timer
+
+    def place(self, waiting: Waiting, when_s: float) -> None:
+        """Have `waiting` fire at `when_s` or within a tick after it. It must not wait already."""
         tick = math.ceil(when_s / self._tick_s)
         bucket = self._buckets.get(tick)
         if bucket is None:
@@ -62,9 +91,8 @@ class TimerWheel:
             heapq.heappush(self._ticks, tick)
             if self._loop_timer is None or tick < self._loop_tick:
                 self._arm(tick)
-        timer = Timer(callback, bucket)
-        bucket[timer] = None
-        return timer
+        waiting.bucket = bucket
+        bucket[waiting] = None
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         return self.call_at(self._clock.now_s() + delay_s, callback)
@@ -91,7 +119,7 @@ class TimerWheel:
     def _turn(self) -> None:
         self._loop_timer = None
         now_s = self._clock.now_s()
-        due: list[Timer] = []
+        due: list[Waiting] = []
         while self._ticks:
             tick = self._ticks[0]
             bucket = self._buckets[tick]
@@ -109,7 +137,7 @@ class TimerWheel:
                 continue  # cancelled by one that fired just now
             timer.cancel()
             try:
-                timer.callback()
+                timer.fire()
             except Exception:
                 _log.exception("a timer's callback failed; the other timers of its tick still run")
         if self._ticks and self._loop_timer is None:

@@ -14,7 +14,7 @@ import pytest
 from gateway.core.call import Call
 from gateway.core.reply import Reply
 from gateway.runtime.supervisor import Supervisor
-from tests.support.grpc_edge import ANSWER, grpc_edge
+from tests.support.grpc_edge import ANSWER, MakeEdge
 
 RAISED = [asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, TimeoutError, RuntimeError]
 
@@ -53,7 +53,9 @@ class Raising:
 
 @pytest.mark.parametrize("kind", RAISED)
 @pytest.mark.parametrize("place", ["at once", "after an await"])
-async def test_whatever_is_raised_the_caller_gets_internal(kind: type[BaseException], place: str) -> None:
+async def test_whatever_is_raised_the_caller_gets_internal(
+    kind: type[BaseException], place: str, grpc_edge: MakeEdge
+) -> None:
     async with grpc_edge(Raising(kind, place)) as edge, asyncio.timeout(10):
         call = edge.infer()
         assert await call.code() is grpc.StatusCode.INTERNAL
@@ -62,18 +64,18 @@ async def test_whatever_is_raised_the_caller_gets_internal(kind: type[BaseExcept
 
 
 @pytest.mark.parametrize("place", ["in a child task", "own cancel"])
-async def test_a_cancellation_from_inside_is_a_fault_and_not_a_caller_who_left(place: str) -> None:
+async def test_a_cancellation_from_inside_is_a_fault_and_not_a_caller_who_left(place: str, grpc_edge: MakeEdge) -> None:
     async with grpc_edge(Raising(asyncio.CancelledError, place)) as edge, asyncio.timeout(10):
         assert await edge.infer().code() is grpc.StatusCode.INTERNAL
         assert edge.events.faults == 1
 
 
-async def test_a_reply_that_cannot_be_closed_still_ends_the_call() -> None:
+async def test_a_reply_that_cannot_be_closed_still_ends_the_call(grpc_edge: MakeEdge) -> None:
     async with grpc_edge(Raising(RuntimeError, "when it is closed")) as edge, asyncio.timeout(10):
         assert await edge.infer().code() is grpc.StatusCode.INTERNAL
 
 
-async def test_a_fault_in_one_call_leaves_the_others_alone() -> None:
+async def test_a_fault_in_one_call_leaves_the_others_alone(grpc_edge: MakeEdge) -> None:
     class Mixed:
         async def send(self, call: Call) -> Reply:
             await asyncio.sleep(0.001)
@@ -89,7 +91,7 @@ async def test_a_fault_in_one_call_leaves_the_others_alone() -> None:
         assert edge.events.faults == 200
 
 
-async def test_background_jobs_cancelled_by_a_stranger_come_back_and_no_call_notices() -> None:
+async def test_background_jobs_cancelled_by_a_stranger_come_back_and_no_call_notices(grpc_edge: MakeEdge) -> None:
     starts = 0
 
     async def job() -> None:

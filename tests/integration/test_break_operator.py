@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploy.local import LocalFleet
-from gateway.edge.grpc_listener import why_not
+from gateway.edge.grpcio_listener import why_not
 from gateway.runtime.files import SystemFiles
 from gateway.runtime.workers import ThreadWorkers
 from tests.conftest import replicas_of

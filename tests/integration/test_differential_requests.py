@@ -220,6 +220,29 @@ def test_bodies_that_are_a_request_all_the_same(differential: Differential) -> N
 # --- models and versions -----------------------------------------------------------------------------------------
 
 
+def test_infer_of_a_decoupled_model_is_told_so_whatever_the_body_is(differential: Differential) -> None:
+    text = json.dumps(document()).encode()
+    named = "Inference-Header-Content-Length"
+    cases: list[tuple[bytes, list[tuple[str, str]]]] = [
+        (text, []),
+        (b"raw", [(named, "0")]),
+        (b"", []),
+        (b"{", []),
+        (json.dumps(document(({**PLAIN, "shape": [3]},))).encode(), []),
+        (json.dumps(document(parameters={"sequence_id": -1})).encode(), []),
+        (text, [(named, str(len(text) + 1))]),
+        (text, [(named, "none")]),
+        (b"no gzip", [("Content-Encoding", "gzip")]),
+        (text, [("Content-Encoding", "br")]),
+        (json.dumps(document(({**PLAIN, "parameters": region("r")},))).encode(), []),
+    ]
+    for body, headers in cases:
+        for version in ("", "1"):
+            found = differential.check(infer(body, model="streamer", version=version, headers=headers))
+            assert found.through.status == 501
+            assert str(found.through.error).replace("ModelInfer RPC", "HTTP end point") == found.direct.error
+
+
 def test_models_and_versions_are_found_or_not_alike(differential: Differential) -> None:
     for model in ("identity", "nosuch", "streamer"):
         for version in ("", "1", "2", "7", "0", "9223372036854775807"):

@@ -26,14 +26,13 @@ from deploy.local.repository import SOURCES
 from gateway.core.call import Call
 from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
-from gateway.core.faces import Endpoints
+from gateway.core.faces import Endpoints, ReplicaClient
 from gateway.core.faults import ROWS, Row, UpstreamFault, classify
 from gateway.core.outcome import Outcome
 from gateway.core.snapshot import ModelState, ReplicaState, ReplicaView
 from gateway.fleet.catalogue import FleetCatalogue
 from gateway.fleet.directory import Directory
 from gateway.fleet.dns import SystemResolver
-from gateway.fleet.grpcio_client import GrpcioConnector, GrpcioOptions, GrpcioReplicaClient
 from gateway.fleet.metrics_text import samples
 from gateway.fleet.transport import ReplicaTransport
 from gateway.policy.schema import (
@@ -55,6 +54,7 @@ from gateway.runtime.workers import ThreadWorkers
 from gateway.wire.kserve.metadata import REFUSED_EXTENSIONS
 from gateway.wire.kserve.model_config import summarise_config
 from tests.support.calls import call_sent_to
+from tests.support.replica_clients import TRANSPORTS, connector_of
 
 LIMIT_S = 90
 MODELS = ("accel", "moods")
@@ -119,6 +119,18 @@ def set_versions(root: Path, versions: str) -> None:
     (root / "moods" / "config.pbtxt").write_text(MOODS_CONFIG.replace("VERSIONS", versions))
 
 
+_transport = TRANSPORTS[0]
+
+
+@pytest.fixture(params=TRANSPORTS)
+def either(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a server says and does is the same over either transport; all else here is tried over the default."""
+    global _transport
+    _transport = request.param
+    yield
+    _transport = TRANSPORTS[0]
+
+
 @pytest.fixture(scope="module")
 def shared(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
     logs = tmp_path_factory.mktemp("fleet-logs")
@@ -157,8 +169,8 @@ def endpoints(server: TritonServer) -> Endpoints:
 
 
 @asynccontextmanager
-async def client_of(server: TritonServer) -> AsyncIterator[GrpcioReplicaClient]:
-    client = GrpcioConnector(GrpcioOptions(), SystemClock()).connect(endpoints(server))
+async def client_of(server: TritonServer) -> AsyncIterator[ReplicaClient]:
+    client = connector_of(_transport, None).connect(endpoints(server))
     try:
         async with asyncio.timeout(LIMIT_S):
             yield client
@@ -184,7 +196,7 @@ def request(model: str, version: str = "", shape: tuple[int, ...] | None = None,
     return bytes(message.SerializeToString())
 
 
-async def fault_of(client: GrpcioReplicaClient, message: bytes, timeout_s: float = 20.0) -> UpstreamFault:
+async def fault_of(client: ReplicaClient, message: bytes, timeout_s: float = 20.0) -> UpstreamFault:
     with pytest.raises(UpstreamFault) as caught:
         await client.infer(message, (), timeout_s)
     return caught.value
@@ -201,6 +213,7 @@ def row_for(fault: UpstreamFault, outcome: Outcome, reason: Reason) -> Row:
 # --- texts: each row of core.faults that this server can be made to say ---------------------------------------------
 
 
+@pytest.mark.usefixtures("either")
 async def test_what_is_not_loaded_is_told_from_what_is_wrong(breakable: TritonServer, repository: Path) -> None:
     set_versions(repository, "1, 2")
     assert control(breakable, "moods", "load") == 200
@@ -228,6 +241,7 @@ async def test_what_is_not_loaded_is_told_from_what_is_wrong(breakable: TritonSe
         assert await client.model_ready("accel", "1", 5.0) is True
 
 
+@pytest.mark.usefixtures("either")
 async def test_requests_that_are_wrong_are_the_callers_fault(server: TritonServer) -> None:
     wrong_type = pb.ModelInferRequest.FromString(request("accel"))
     wrong_type.inputs[0].datatype = "INT32"
@@ -248,6 +262,7 @@ async def test_requests_that_are_wrong_are_the_callers_fault(server: TritonServe
             row_for(await fault_of(client, message), Outcome.CALLER_FAULT, Reason.UPSTREAM_INVALID)
 
 
+@pytest.mark.usefixtures("either")
 async def test_what_a_model_says_keeps_its_code_and_a_crash_is_broken(breakable: TritonServer) -> None:
     said = {
         "INTERNAL": (Code.INTERNAL, Outcome.BROKEN),
@@ -270,6 +285,7 @@ async def test_what_a_model_says_keeps_its_code_and_a_crash_is_broken(breakable:
         row_for(fault, Outcome.BROKEN, Reason.UPSTREAM_BROKEN)
 
 
+@pytest.mark.usefixtures("either")
 async def test_a_full_queue_and_a_wait_that_was_too_long_are_overload(server: TritonServer) -> None:
     async with client_of(server) as client:
         running = asyncio.ensure_future(client.infer(request("accel", straggle_ms=2500), (), 20.0))
@@ -295,7 +311,7 @@ async def test_a_full_queue_and_a_wait_that_was_too_long_are_overload(server: Tr
         await running
 
 
-async def _until_executing(client: GrpcioReplicaClient) -> None:
+async def _until_executing(client: ReplicaClient) -> None:
     """Wait until the server has nothing waiting and something running: seen by its own count of waiting requests."""
     await asyncio.sleep(0.3)
     while _metric(await client.scrape(5.0), "nv_inference_pending_request_count"):
@@ -311,6 +327,7 @@ def _cancelled(page: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(wanted))
 
 
+@pytest.mark.usefixtures("either")
 async def test_a_server_that_stops_says_so_and_finishes_what_runs(breakable: TritonServer) -> None:
     async with client_of(breakable) as client:
         running = asyncio.ensure_future(client.infer(request("accel", straggle_ms=2000), (), 20.0))
@@ -365,6 +382,7 @@ def test_every_text_in_the_table_was_provoked_above_or_is_of_a_newer_server() ->
 # --- cancelling -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("either")
 async def test_a_cancelled_call_leaves_tritons_queue_and_never_runs(server: TritonServer) -> None:
     async with client_of(server) as client:
         before = await client.scrape(5.0)
@@ -453,7 +471,7 @@ async def house_before(server: TritonServer, *others: TritonServer, interval_ms:
     clock, supervisor, workers = SystemClock(), Supervisor(), ThreadWorkers(2, "test")
     directory = Directory(
         policies,
-        lambda pool: GrpcioConnector(GrpcioOptions(message_bytes_max=pool.message_bytes_max), clock),
+        lambda pool: connector_of(_transport, None, message_bytes_max=pool.message_bytes_max),
         clock=clock,
         chance=Chance(1),
         supervisor=supervisor,
@@ -502,13 +520,14 @@ async def test_what_the_catalogue_shows_is_what_the_server_shows(server: TritonS
             assert parsed == pb.ModelConfigResponse.FromString(config.proto)
         shown = pb.ServerMetadataResponse.FromString(house.catalogue.server_metadata())
         own = pb.ServerMetadataResponse.FromString(await client.server_metadata(5.0))
-        assert (shown.name, shown.version) == (own.name, own.version)
+        assert (shown.name, shown.version) == ("triton", own.version)
         assert set(own.extensions) - set(shown.extensions) == REFUSED_EXTENSIONS
         summary = summarise_config(house.catalogue.model_config("accel", "").proto)
         assert (summary.max_batch_size, summary.instances, summary.batches) == (8, 1, True)
         assert house.directory.snapshot.candidates("cpu", "accel", "1")[0].slots == 16
 
 
+@pytest.mark.usefixtures("either")
 async def test_a_killed_server_is_down_and_starts_its_phases_anew(breakable: TritonServer) -> None:
     async with house_before(breakable) as house:
         before = house.replica
@@ -530,6 +549,7 @@ async def test_a_killed_server_is_down_and_starts_its_phases_anew(breakable: Tri
             assert getattr(after.phases, name) > before.phases.warmed_s, name
 
 
+@pytest.mark.usefixtures("either")
 async def test_a_frozen_server_is_down_by_unanswered_liveness_calls_and_comes_back(breakable: TritonServer) -> None:
     async with house_before(breakable) as house:
         await asyncio.to_thread(breakable.freeze)

@@ -269,7 +269,8 @@ def test_json_that_grows_beyond_the_pools_message_is_refused_with_that_limit(nar
     body = f'{{"inputs":[{{"name":"INPUT_FP64","datatype":"FP64","shape":[{count}],"data":[{data}]}}]}}'
     assert len(body) <= 512 * KIB
     answer = ask(narrow.http, INFER, body.encode(), {"x-request-id": "grown"})
-    refused(answer, 413, "too_large", "`message_bytes_max` of the model's pool", "the request of 2048")
+    limit = f"`message_bytes_max` of the model's pool allows ({MIB} bytes)"
+    refused(answer, 413, "too_large", limit, "the request of 2048")
     record = record_of(narrow, "grown")
     assert [attempt["outcome"] for attempt in record["attempts"]] == ["caller_fault"]
 

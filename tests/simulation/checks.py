@@ -25,8 +25,11 @@ GRACE_S = 0.002
 LEAVING_S = 0.005
 """More than the news of a client's end takes over the simulated connection."""
 
-_OUT_OF_TURN = {"left", "closed", Reason.DEADLINE.label, Reason.DRAINING.label}
+_OUT_OF_TURN = {"left", "expired", "closed", Reason.DEADLINE.label, Reason.DRAINING.label}
 """Endings that any call may have, depending on when its client left, its deadline passed, or the gateway shut down."""
+
+_WITHOUT_A_CALL = {"left", "expired", "closed", "unread", "unsent"}
+"""Endings of requests that the gateway need not have seen."""
 
 _EXPECTED: dict[str, frozenset[str]] = {
     "no-model": frozenset({Reason.UNKNOWN_MODEL.label}),
@@ -46,7 +49,7 @@ def one_response(report: Report) -> Iterator[str]:
             yield f"{_name(plan)}: {endings[0].text}"
         elif endings[0].status == "closed" and report.scenario.shutdown_s is None:
             yield f"{_name(plan)}: its connection was closed without an answer, and nobody shut down"
-        elif plan.number not in report.calls and endings[0].status not in {"left", "closed", "unread", "unsent"}:
+        elif plan.number not in report.calls and endings[0].status not in _WITHOUT_A_CALL:
             yield f"{_name(plan)}: answered {endings[0].status}, but no record knows the call"
 
 
@@ -71,7 +74,9 @@ def one_record(report: Report) -> Iterator[str]:
             yield f"{_name(plan)}: the record has an attempt without an outcome: {entry.attempts}"
         if plan.streamed:
             continue  # `stream_checks.py` compares what many responses came to.
-        if ending.status == "left" and report.scenario.as_bytes:
+        if ending.status == "expired" and entry.outcome == Outcome.ABANDONED.value:
+            yield f"{_name(plan)}: its client gave up when its time was over, the record says that it left"
+        if ending.status in {"left", "expired"} and (report.scenario.as_bytes or report.scenario.codecs):
             continue  # The answer may have been on its way when the client went: then the record says so.
         said = {"ok": Outcome.OK, "left": Outcome.ABANDONED, "closed": Outcome.ABANDONED}.get(ending.status)
         seen = (said.value, "") if said is not None else (entry.outcome, ending.status)
@@ -89,7 +94,7 @@ def no_answer_after_the_deadline(report: Report) -> Iterator[str]:
     grace_s = GRACE_S + report.scenario.lateness_s + 1e-9
     for plan, call, ending in _ended(report):
         policy = report.scenario.policies.models.get(plan.model)
-        if policy is None or ending.status == "left":
+        if policy is None or ending.status in {"left", "expired"} or plan.number in report.slow:
             continue
         deadline_s = _deadline_s(plan, call, policy)
         late_ms = (ending.at_s - deadline_s) * 1e3

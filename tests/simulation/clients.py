@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tests.simulation.entrance import enter
+from tests.simulation.entrance import GrpcEntrance, enter
+from tests.simulation.grpc_callers import GrpcCallers
 from tests.simulation.plans import Leg, SequencePlan, SessionPlan
 from tests.simulation.scenario import Scenario
 from tests.simulation.stream_entrance import StreamClients
@@ -24,8 +25,10 @@ class Clients:
         scenario = self._report.scenario
         self._plans = {plan.number: plan for plan in scenario.calls}
         self._entrance = enter(world.loop, world.report, world.clock, house)
-        self._streams: StreamClients | None = None
-        if house.streams is not None:
+        self._streams: StreamClients | GrpcCallers | None = None
+        if isinstance(self._entrance, GrpcEntrance):
+            self._streams = self._entrance.callers
+        elif house.streams is not None:
             self._streams = StreamClients(world.loop, world.report, world.clock, house.streams, scenario.seed)
         self._tasks: list[asyncio.Task[None]] = []
         self._to_come = 0
@@ -73,7 +76,7 @@ class Clients:
         assert self._streams is not None
         for _, number in plan.messages:
             self._report.known_at[number] = self._house.knows(self._plans[number].model)
-        await self._streams.client(plan)
+        await self._streams.session(plan)
         for _, number in plan.messages:
             self._report.known_at[number] &= self._house.knows(self._plans[number].model)
 
@@ -96,6 +99,14 @@ class Clients:
                 # In a task of its own, for a client that leaves cancels its task.
                 await self._loop.create_task(self._call(number))
                 await asyncio.sleep(leg.pause_s)
+
+
+def clients_ways(scenario: Scenario, house: House) -> tuple[str, str]:
+    """How calls enter and how they leave, for the trace."""
+    if scenario.codecs and house.grpc is not None:
+        return f"in: gRPC{' and HTTP/1.1' if scenario.as_bytes else ''} as bytes", "out: HTTP/2 as bytes"
+    enter_as = "HTTP/1.1 as bytes" if scenario.as_bytes and house.accept() is not None else "objects"
+    return f"in: {enter_as}", "out: objects"
 
 
 def without_streams(scenario: Scenario) -> Scenario:

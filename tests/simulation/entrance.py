@@ -15,8 +15,10 @@ from gateway.core.call import Call, SequenceStep
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.service import Service
+from gateway.edge.grpc_port import GrpcPort
 from gateway.runtime.clock import Clock
 from tests.simulation.generate_entrance import generate_request, read_document, read_events
+from tests.simulation.grpc_callers import GrpcCallers
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.pipe import PipeTransport, connect
 from tests.simulation.plans import CallPlan
@@ -32,6 +34,9 @@ class Door(Protocol):
     def closed(self) -> bool: ...
 
     def accept(self) -> asyncio.Protocol | None: ...
+
+    @property
+    def grpc(self) -> GrpcPort | None: ...
 
     def knows(self, model: str) -> bool: ...
 
@@ -287,8 +292,39 @@ class HttpClient(asyncio.Protocol):
         return Ending(self._clock.now_s() if at_s is None or status == "left" else at_s, status, answer, text, parts)
 
 
-def enter(loop: SimulationLoop, report: Report, clock: Clock, door: Door) -> DirectEntrance | HttpEntrance:
+class GrpcEntrance:
+    """Calls over the gRPC port; where the scenario has HTTP clients too half of the calls are theirs, and all of
+    `generate`.
+    """
+
+    def __init__(self, report: Report, door: Door, callers: GrpcCallers, http: HttpEntrance | None) -> None:
+        self.callers = callers
+        self._report, self._door = report, door
+        self._http = http
+        self._chance = random.Random(f"entrances/{report.scenario.seed}")
+
+    async def client(self, plan: CallPlan) -> None:
+        if self._http is not None and (plan.streamed or self._chance.random() < 0.5):
+            await self._http.client(plan)
+            return
+        ending = await self.callers.client(plan)
+        self._report.known_at[plan.number] &= self._door.knows(plan.model)
+        self._report.end(plan.number, ending)
+
+    async def close(self) -> None:
+        self.callers.close()
+        if self._http is not None:
+            await self._http.close()
+
+
+def enter(
+    loop: SimulationLoop, report: Report, clock: Clock, door: Door
+) -> DirectEntrance | HttpEntrance | GrpcEntrance:
     """The entrance that the scenario wants and the house has."""
+    if report.scenario.codecs and door.grpc is not None:
+        callers = GrpcCallers(loop, report, clock, door.grpc, report.scenario.seed)
+        http = HttpEntrance(loop, report, clock, door, report.scenario.seed) if report.scenario.as_bytes else None
+        return GrpcEntrance(report, door, callers, http)
     if report.scenario.as_bytes and (probe := door.accept()) is not None:
         del probe
         return HttpEntrance(loop, report, clock, door, report.scenario.seed)

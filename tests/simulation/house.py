@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from gateway.assembly import Assembly, Parts
 from gateway.core.service import Service
 from gateway.edge.explain import Explainer
 from gateway.edge.grpc_call import read_call
+from gateway.edge.grpc_kit import GrpcKit
+from gateway.edge.grpc_port import GrpcPort
 from gateway.edge.grpc_stream import StreamKit
 from gateway.edge.headers import HeaderReader
 from gateway.edge.http_connection import HttpConnection
@@ -19,15 +25,19 @@ from gateway.edge.http_server import HttpServer
 from gateway.policy.keys import AnonymousAuthenticator
 from gateway.records.memory_store import MemoryStore
 from gateway.runtime.workers import InlineWorkers
+from gateway.wire.http2 import Http2Limits
+from tests.simulation.codec_network import CodecWays
 from tests.simulation.report import Entry, Front, stream_key
 from tests.simulation.run import House, World
-from tests.simulation.scenario import POOL
+from tests.simulation.scenario import BODY_BYTES_MAX, POOL
 from tests.simulation.stream_entrance import StreamDoor
 
 FINISH_S = 5.0
 """More than the longest deadline of any scenario: nothing is ever cut off by a shutdown here."""
 
 
+ENVELOPE_BYTES = 64 * 1024
+"""What a message may have around the body, as in `gateway.app`."""
 STREAM_CALLS_MAX = 4
 """Few, so that clients meet the bound."""
 
@@ -48,6 +58,7 @@ class RealHouse:
         self.world = world
         policies, clock, chance = world.scenario.policies, world.clock, world.chance
         gateway = policies.fleet.gateway
+        ways = world.ways = self._ways(world)
         self.store = MemoryStore()
         authenticator = AnonymousAuthenticator()
         self.assembly = Assembly(
@@ -55,7 +66,7 @@ class RealHouse:
             Parts(
                 clock=clock,
                 chance=chance,
-                connector_of=lambda pool: world.network,
+                connector_of=lambda pool: world.network if ways is None else ways,
                 resolver=world.network,
                 files=NoFiles(),
                 workers=InlineWorkers(),
@@ -67,24 +78,44 @@ class RealHouse:
         self.front = Front(world.report, self.assembly.service)
         self.service: Service = self.front
         explainer = Explainer(chance.stream("edge.explain").getrandbits(256))
-        self.streams: StreamDoor | None = StreamDoor(
-            StreamKit(
+        reader = HeaderReader(gateway.forward_headers, chance.stream("edge.request_id"))
+        self.streams: StreamDoor | None = None
+        self.grpc: GrpcPort | None = None
+        if world.scenario.codecs:
+            kit = GrpcKit(
                 service=self.front,
+                catalogue=self.assembly.catalogue,
+                authenticator=authenticator,
+                reader=reader,
+                explainer=explainer,
                 budget=self.assembly.body_budget,
                 observer=self.assembly.metrics,
-                explainer=explainer,
+                limits=msgspec.structs.replace(gateway.grpc, stream_calls_max=STREAM_CALLS_MAX),
+                receive_bytes_max=BODY_BYTES_MAX + ENVELOPE_BYTES,
+                chance=chance.stream("edge.grpc.retry_after"),
                 clock=clock,
-                read_call=read_call,
-                calls_max=STREAM_CALLS_MAX,
-            ),
-            self.closed,
-        )
+            )
+            self.grpc = GrpcPort(kit, wheel=self.assembly.wheel)
+            self.grpc.http2_limits = port_limits(self.grpc.http2_limits, chance.stream("simulation.port"))
+        else:
+            self.streams = StreamDoor(
+                StreamKit(
+                    service=self.front,
+                    budget=self.assembly.body_budget,
+                    observer=self.assembly.metrics,
+                    explainer=explainer,
+                    clock=clock,
+                    read_call=read_call,
+                    calls_max=STREAM_CALLS_MAX,
+                ),
+                self.closed,
+            )
         self.http = HttpServer(
             service=self.front,
             catalogue=self.assembly.catalogue,
             authenticator=authenticator,
             limits=gateway.http,
-            reader=HeaderReader(gateway.forward_headers, chance.stream("edge.request_id")),
+            reader=reader,
             explainer=explainer,
             wheel=self.assembly.wheel,
             clock=clock,
@@ -94,6 +125,16 @@ class RealHouse:
             observer=self.assembly.metrics,
         )
 
+    @staticmethod
+    def _ways(world: World) -> CodecWays | None:
+        if not world.scenario.codecs:
+            return None
+        return CodecWays(world, world.clock, world.chance.stream(f"fleet.connect/{POOL}"))
+
+    def _port(self) -> GrpcPort:
+        assert self.grpc is not None, "a house has one door for streams"
+        return self.grpc
+
     async def start(self) -> None:
         self.assembly.start()
 
@@ -101,8 +142,9 @@ class RealHouse:
         report = self.world.report
         self.assembly.draining = True
         self.http.begin_drain()
-        assert self.streams is not None
-        if not await self.streams.close(self.world.scenario.drain_s) and self.world.scenario.drain_s >= FINISH_S:
+        drain_s = self.world.scenario.drain_s
+        door = self.streams.close if self.streams is not None else self._port().wait_closed
+        if not await door(drain_s) and drain_s >= FINISH_S:
             report.violate("streams had to be cut off, although every limit of their calls had passed")
         await self.front.drain()
         if not await self.http.wait_closed(FINISH_S):
@@ -184,6 +226,8 @@ class RealHouse:
         http = self.http.statistics(now_s)
         if http["connections"] or http["calls"]:
             left.append(f"{http['connections']} HTTP connections with {http['calls']} calls")
+        if self.grpc is not None:
+            left += _left_at_port(self.grpc, now_s)
         for model, layer in self.assembly.stack.sequences.items():
             waiting = layer.statistics(now_s)["waiting"]
             under_way = len(layer._table._entries) - len(layer._table._idle)
@@ -195,6 +239,25 @@ class RealHouse:
         if running:
             left.append(f"background jobs {running}")
         return left
+
+
+def port_limits(limits: Http2Limits, chance: random.Random) -> Http2Limits:
+    """Often so small that clients and streams meet them."""
+    return replace(
+        limits,
+        window_bytes=chance.choice((limits.window_bytes, limits.window_bytes, 500, 50)),
+        header_table_bytes=chance.choice((4096, 4096, 0, 300)),
+        high_water_bytes=chance.choice((limits.high_water_bytes, 1000, 100)),
+        small_bytes=chance.choice((limits.small_bytes, limits.small_bytes, 60)),
+    )
+
+
+def _left_at_port(port: GrpcPort, now_s: float) -> Iterator[str]:
+    said = port.statistics(now_s)
+    if said["connections"] or said["calls"] or said["handshakes"]:
+        yield f"{said['connections']} gRPC connections with {said['calls']} calls, {said['handshakes']} handshakes"
+    if port.rpcs or port.tasks or port.streams:
+        yield f"in the gRPC port {len(port.rpcs)} RPCs, {len(port.tasks)} tasks, {len(port.streams)} streams"
 
 
 def build(world: World) -> House:

@@ -5,6 +5,8 @@ seeded time. In a black hole messages are held, and arrive when it heals if the 
 that dies resets its connections: every call that was out gets UNAVAILABLE, not from the peer, sent. A port nobody
 listens on refuses: UNAVAILABLE, nothing sent. A machine that is gone answers nothing at all. A server that is stopping
 refuses new connections, and new calls on old ones in its own words.
+
+Half of the seeds leave through the product's own client instead, over `codec_network.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tritonclient.grpc import service_pb2 as pb
 
@@ -28,6 +30,9 @@ from tests.simulation.metrics_page import page
 from tests.simulation.network_stream import NetworkStream
 from tests.simulation.trace import Trace
 from tests.simulation.triton import Metrics, Triton
+
+if TYPE_CHECKING:
+    from tests.simulation.codec_network import CodecClient
 
 T = TypeVar("T")
 
@@ -46,7 +51,7 @@ class Network:
         self.names: dict[str, tuple[str, ...]] = {}
         self.black_since_s: dict[str, float] = {}
         """Addresses that nothing passes to or from, and since when."""
-        self.clients: list[NetworkClient] = []
+        self.clients: list[NetworkClient | CodecClient] = []
         self.on_infer: Callable[[str, bytes], object] = lambda address, message: None
         """Called with (address, request) for every inference that leaves the gateway; what it returns goes to
         `on_infer_end` when the gateway's waiting is over.

@@ -2,7 +2,8 @@
 
 What one side writes arrives at the other in order, cut at places drawn from the seed and after delays drawn from it: a
 header may come byte by byte, two requests in one piece. Half-close, close and abort behave as a socket's do: `close`
-first delivers what was written, `abort` loses it and the other side sees a reset.
+first delivers what was written, `abort` loses it and the other side sees a reset. What a black hole is to hold may be
+taken away on its way (`hold`), and happens later in its order.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+Hold = Callable[[Callable[[], None]], bool]
+"""Told what is about to arrive. True: it was taken, and is called later, after everything that was taken before."""
 
 HIGH_WATER = 64 * 1024
 
@@ -24,6 +28,12 @@ class PipeTransport(asyncio.Transport):
         self.peer: PipeTransport | None = None
         self.first_write_s: float | None = None
         """When the first byte was written since somebody set this to None."""
+        self.written_bytes = 0
+        self.taken_bytes = 0
+        """Of what the other end wrote: given to this end's protocol."""
+        self.writes: deque[tuple[int, float]] | None = None
+        """(`written_bytes` behind it, when) of each write, for whoever wants to know and sets it to a deque."""
+        self.hold: Hold | None = None
         self._loop = loop
         self._chance = chance
         self._delay_s = delay_s
@@ -52,6 +62,9 @@ class PipeTransport(asyncio.Transport):
             self.first_write_s = self._loop.time()
         piece = bytes(data)
         self._in_flight += len(piece)
+        self.written_bytes += len(piece)
+        if self.writes is not None:
+            self.writes.append((self.written_bytes, self._loop.time()))
         for start, stop in self._cuts(len(piece)):
             self._ship(piece[start:stop])
         if self._in_flight > self._high and not self._write_paused:
@@ -105,6 +118,8 @@ class PipeTransport(asyncio.Transport):
     # -- reading --------------------------------------------------------------------------------------------------
 
     def _arrive(self) -> None:
+        if self.hold is not None and self.hold(self._arrive):
+            return
         item = self._travelling.popleft()
         if self._lost or self._closing:
             # Read by nobody. The writer learns of it as a kernel would tell it: its bytes are taken, then a reset.
@@ -123,6 +138,7 @@ class PipeTransport(asyncio.Transport):
                 return
             peer = self.peer
             assert peer is not None
+            self.taken_bytes += len(item)
             self._owner().data_received(item)
             peer._shipped(len(item))
 
@@ -163,6 +179,8 @@ class PipeTransport(asyncio.Transport):
             self.peer._shipped(size)
 
     def _reset(self) -> None:
+        if self.hold is not None and self.hold(self._reset):
+            return
         if not self._lost:
             self._closing = True
             self._lose(ConnectionResetError(104, "Connection reset by peer"))
@@ -198,11 +216,13 @@ def connect(
     client: asyncio.Protocol,
     server: asyncio.Protocol,
     delay_s: float = 0.0002,
+    hold: Hold | None = None,
 ) -> tuple[PipeTransport, PipeTransport]:
     """Connect two protocols: both hear `connection_made`, the server first. Returns (client's end, server's end)."""
     near = PipeTransport(loop, chance, delay_s, "192.0.2.1", "192.0.2.2")
     far = PipeTransport(loop, chance, delay_s, "192.0.2.2", "192.0.2.1")
     near.peer, far.peer = far, near
+    near.hold = far.hold = hold
     near.set_protocol(client)
     far.set_protocol(server)
     server.connection_made(far)

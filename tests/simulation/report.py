@@ -126,6 +126,8 @@ class Report:
     """What the stack said went wrong with each call with any number of responses."""
     blurred: set[int] = field(default_factory=set)
     """Calls that share their id with others of their stream, where an error could have been another's as well."""
+    slow: set[int] = field(default_factory=set)
+    """Calls whose clients did not take at once what was written for them."""
     by_stream: set[int] = field(default_factory=set)
     """Calls that go upstream on a stream, and not as single ones."""
     ended_calls: set[int] = field(default_factory=set)

@@ -12,8 +12,10 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Protocol
 
 from gateway.core.service import Service
+from gateway.edge.grpc_port import GrpcPort
 from gateway.runtime.chance import Chance
-from tests.simulation.clients import Clients, without_streams
+from tests.simulation.clients import Clients, clients_ways, without_streams
+from tests.simulation.codec_network import CodecWays
 from tests.simulation.loop import START_S, SimulationLoop, simulate
 from tests.simulation.network import Network
 from tests.simulation.plans import Event
@@ -44,6 +46,8 @@ class House(Protocol):
     service: Service
     streams: StreamDoor | None
     """Where streams come in; None if this house has no such door."""
+    grpc: GrpcPort | None
+    """The gRPC port, where calls and streams come in as bytes; None if it has none."""
 
     async def start(self) -> None: ...
 
@@ -100,6 +104,8 @@ class World:
         self.error_log = ErrorLog(self.report)
         logging.getLogger("sluice").addHandler(self.error_log)
         self.network = Network(loop, str(scenario.seed), self.trace, scenario.latency_s)
+        self.ways: CodecWays | None = None
+        """Where calls leave as bytes; set by a house that lets them."""
         self.machines = {
             address: Triton(address.partition(":")[0], scenario.specs, loop, str(scenario.seed), self.trace)
             for address in scenario.machines
@@ -171,9 +177,10 @@ async def play(world: World, build: Builder) -> Report:
     """Run the scenario from boot to shutdown."""
     scenario, loop, report = world.scenario, world.loop, world.report
     house = build(world)
-    if house.streams is None:
+    if house.streams is None and house.grpc is None:
         scenario = report.scenario = without_streams(scenario)
     report.by_stream = {plan.number for plan in scenario.calls if plan.goes_by_stream}
+    world.trace.add("ways", *clients_ways(scenario, house))
     watch = Watch(world, house)
     loop.on_quiet = watch.quiet
     report.on_call_ended, report.on_session_ended = watch.call_ended, watch.session_ended
@@ -204,6 +211,8 @@ async def play(world: World, build: Builder) -> Report:
     await asyncio.sleep(scenario.latency_s * 4)
     if world.network.open_calls:
         report.violate(f"{world.network.open_calls} upstream calls are still out after the shutdown")
+    for text in () if world.ways is None else world.ways.left_behind():
+        report.violate(f"left behind: {text}")
     for triton in world.machines.values():
         report.executed.update(triton.executed)
     report.virtual_s = world.at_s()

@@ -63,6 +63,10 @@ class Scenario:
     latency_s: float
     as_bytes: bool
     """The calls enter and leave as HTTP bytes over in-memory connections, where the house has an edge for that."""
+    codecs: bool = False
+    """Streams, and those calls that do not come over HTTP, enter as gRPC on HTTP/2, and all leave so: as bytes through
+    the product's own codecs, where the house has them.
+    """
     sessions: tuple[SessionPlan, ...] = ()
     """Streams of clients; their messages are `calls` too."""
     sequences: tuple[SequencePlan, ...] = ()
@@ -104,7 +108,9 @@ def scenario(seed: int, calls: int | None = None) -> Scenario:
         tags.append("shutdown")
     if dns:
         tags.append("dns")
-    as_bytes = seed % 2 == 1
+    as_bytes, codecs = seed % 2 == 1, seed % 4 in (1, 2)
+    if codecs:
+        tags.append("codecs")
     come_until_s = calls_end_s if shutdown_s is None else min(calls_end_s, shutdown_s + AFTER_SHUTDOWN_S)
     drawn = StreamPlans(streams, specs, len(plans), (loaded_s, come_until_s))
     drawn.draw_all(generate=as_bytes, share=1.0 if calls is None else min(1.0, calls / 100))
@@ -126,6 +132,7 @@ def scenario(seed: int, calls: int | None = None) -> Scenario:
         lateness_s=draw.choice((0.0, 0.0, 0.0005, 0.003)),
         latency_s=draw.choice((0.0001, 0.0003, 0.002)),
         as_bytes=as_bytes,
+        codecs=codecs,
         sessions=tuple(drawn.sessions),
         sequences=tuple(drawn.sequences),
         drain_s=streams.choice((5.0, 5.0, 0.02)),

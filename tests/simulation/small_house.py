@@ -22,6 +22,7 @@ from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.core.service import Service
 from gateway.core.snapshot import FleetSnapshot, ModelState, ModelView, ReplicaState, ReplicaView
+from gateway.edge.grpc_port import GrpcPort
 from gateway.runtime.wheel import TimerWheel
 from gateway.stack import Stack, build_stack
 from tests.simulation.network import NetworkClient
@@ -149,6 +150,7 @@ class SmallHouse:
         self.front = Front(world.report, wrap_service(self.stack.service))
         self.service: Service = self.front
         self.streams: StreamDoor | None = None
+        self.grpc: GrpcPort | None = None
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
 

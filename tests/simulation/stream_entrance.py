@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from tritonclient.grpc import service_pb2 as pb
 
@@ -138,7 +138,7 @@ class StreamClients:
         self._chance = random.Random(f"sessions/{seed}")
         self._plans = {plan.number: plan for plan in report.scenario.calls}
 
-    async def client(self, plan: SessionPlan) -> None:
+    async def session(self, plan: SessionPlan) -> None:
         """One stream from its opening to its end, and an ending for each of its calls."""
         loop, report = self._loop, self._report
         port = MemoryPort(report, loop, plan.read_pause_s)
@@ -174,7 +174,7 @@ class StreamClients:
         report.sessions[plan.number] = ending
         report.trace.add("stream-ended", plan.request_id, ending.status, len(port.written))
         report.on_session_ended(plan.request_id)
-        self._end_calls(plan, port, ending)
+        end_session(report, self._plans, plan, port.written, ending)
 
     def _say(self, port: MemoryPort, number: int | None) -> None:
         if number is None:
@@ -195,26 +195,31 @@ class StreamClients:
             return SessionEnding(at_s, error.reason.label, error.message)
         return SessionEnding(at_s, "fault", f"{type(error).__name__}: {error}")
 
-    def _end_calls(self, plan: SessionPlan, port: MemoryPort, ending: SessionEnding) -> None:
-        plans = [self._plans[number] for _, number in plan.messages]
-        shares, strangers = share_out(plans, self._read(port.written), self._report)
-        for text in strangers:
-            self._report.violate(f"{plan.request_id}: {text}")
-        for call in plans:
-            parts = tuple(shares[call.number])
-            status, text = ending.status, ending.text
-            error = next((part.error for part in parts if part.error), "")
-            if call.number not in self._report.sent_at_s:
-                status = "unsent"
-            elif call.number not in self._report.calls:
-                status = "unread"
-            elif error:
-                status, text = "error", error
-            self._report.end(call.number, Ending(ending.at_s, status, None, text, parts))
 
-    @staticmethod
-    def _read(written: Iterable[tuple[float, bytes]]) -> list[Part]:
-        return [read_part(at_s, place, message) for place, (at_s, message) in enumerate(written)]
+def end_session(
+    report: Report,
+    known: Mapping[int, CallPlan],
+    plan: SessionPlan,
+    written: Iterable[tuple[float, bytes]],
+    ending: SessionEnding,
+) -> None:
+    """Give each call of a session its ending. `written`: the messages that its client got, and when they left."""
+    plans = [known[number] for _, number in plan.messages]
+    parts_of_all = [read_part(at_s, place, message) for place, (at_s, message) in enumerate(written)]
+    shares, strangers = share_out(plans, parts_of_all, report)
+    for text in strangers:
+        report.violate(f"{plan.request_id}: {text}")
+    for call in plans:
+        parts = tuple(shares[call.number])
+        status, text = ending.status, ending.text
+        error = next((part.error for part in parts if part.error), "")
+        if call.number not in report.sent_at_s:
+            status = "unsent"
+        elif call.number not in report.calls:
+            status = "unread"
+        elif error:
+            status, text = "error", error
+        report.end(call.number, Ending(ending.at_s, status, None, text, parts))
 
 
 def read_part(at_s: float, place: int, message: bytes) -> Part:

@@ -71,6 +71,12 @@ class Triton:
         """What became of sequences, over all lives of the process."""
         self.on_death: list[Callable[[], None]] = []
         """Connections of this life hear of its end here."""
+        self.on_stop: list[Callable[[], None]] = []
+        """And that it was told to stop, here; once it runs."""
+        self.thawed_s = loop.time()
+        """When it was frozen last, that was over then."""
+        self.ended_in_order = False
+        """The last life did what it was told, and was not killed."""
         self._loop = loop
         self._trace = trace
         self._frozen = False
@@ -105,6 +111,10 @@ class Triton:
     def listening(self) -> bool:
         """Whether a new connection is accepted. The kernel accepts for a frozen process too."""
         return self.process is Process.UP
+
+    @property
+    def frozen(self) -> bool:
+        return self._frozen
 
     @property
     def stopping(self) -> bool:
@@ -157,17 +167,21 @@ class Triton:
             self.note("stopping")
             self.process = Process.STOPPING
             self._changed()
+            stops, self.on_stop = self.on_stop, []
+            for hear in stops:
+                self.arrive(hear)
             self._end_when_idle()
 
     def _end_when_idle(self) -> None:
         if self.process is not Process.STOPPING:
             return
         if all(v.scheduler is None or v.scheduler.idle for versions in self.models.values() for v in versions.values()):
-            self._end()
+            self._end(in_order=True)
         else:
             self.after(0.05, self._end_when_idle)
 
-    def _end(self) -> None:
+    def _end(self, *, in_order: bool = False) -> None:
+        self.ended_in_order = in_order
         self._began_s = self.now_s()
         self.process = Process.DOWN
         self.generation += 1
@@ -180,6 +194,7 @@ class Triton:
         self.models = {}
         self._changed()
         deaths, self.on_death = self.on_death, []
+        self.on_stop.clear()
         for hear in deaths:
             hear()
 
@@ -193,6 +208,7 @@ class Triton:
         """SIGCONT: everything held happens now, in order."""
         self.note("thaw")
         self._frozen = False
+        self.thawed_s = self.now_s()
         held, self._held = self._held, []
         for work in held:
             self._run(self.generation, work)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.fleet.model_record import HELD_MAX_S
+from tests.simulation.codec_network import CodecStream
 from tests.simulation.network_stream import NetworkStream
 from tests.simulation.scenario import HOST, POOL, RECOVERY_S
 from tests.simulation.stream_entrance import MARK
@@ -78,7 +79,7 @@ class Watch:
             if (MARK, request_id) in stream.metadata:
                 self._world.report.violate(f"{request_id} has ended, but a stream of its is open upstream")
 
-    def _streams(self) -> Iterator[NetworkStream]:
+    def _streams(self) -> Iterator[NetworkStream | CodecStream]:
         for client in self._world.network.clients:
             yield from client.streams
 
@@ -113,8 +114,10 @@ class Watch:
             self._world.report.violate(text)
         for stream in self._streams():
             self._nobody_left(stream)
+        for text in () if self._world.ways is None else self._world.ways.faults():
+            self._world.report.violate(text)
 
-    def _nobody_left(self, stream: NetworkStream) -> None:
+    def _nobody_left(self, stream: NetworkStream | CodecStream) -> None:
         """An upstream stream works for somebody: else it must have been cancelled."""
         numbers = [token[2] for token in stream.tokens.values() if isinstance(token, tuple)]
         ended = self._world.report.ended_calls

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -18,11 +18,15 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import Authenticator, ModelConfigBytes, StatisticsBytes
 from gateway.decide.bytebudget import ByteBudget
 from gateway.edge.explain import Explainer
-from gateway.edge.grpc_server import GrpcServer
+from gateway.edge.grpc_kit import GrpcKit
+from gateway.edge.grpc_port import GrpcPort
+from gateway.edge.grpcio_server import GrpcioServer
 from gateway.edge.headers import HeaderReader
 from gateway.edge.observer import SilentObserver
 from gateway.policy.schema import GrpcLimits
 from gateway.runtime.clock import SystemClock
+from gateway.runtime.wheel import TimerWheel
+from gateway.runtime.workers import Workers
 
 SERVICE = "/inference.GRPCInferenceService/"
 ANSWER = service_pb2.ModelInferResponse(model_name="m", model_version="1").SerializeToString()
@@ -112,6 +116,11 @@ class Events(SilentObserver):
     def __init__(self) -> None:
         self.faults = 0
         self.requests: list[tuple[str, str, str]] = []
+        self.broken: list[str] = []
+        """How clients broke the protocol."""
+
+    def protocol_fault(self, protocol: str, kind: str) -> None:
+        self.broken.append(kind)
 
     def request_without_call(self, protocol: str, route: str, status: str) -> None:
         self.requests.append((protocol, route, status))
@@ -120,12 +129,20 @@ class Events(SilentObserver):
         self.faults += 1
 
 
+Server = GrpcPort | GrpcioServer
+SERVERS = ("http2", "grpcio")
+"""What `gateway.grpc.server` may say."""
+
+
+def make_server(kind: str, kit: GrpcKit, wheel: TimerWheel) -> Server:
+    """The server that the policy calls `kind`, without TLS."""
+    return GrpcPort(kit, wheel=wheel) if kind == "http2" else GrpcioServer(kit)
+
+
 class EdgeUnderTest:
     """What a test gets: a channel to the edge, and what the edge holds."""
 
-    def __init__(
-        self, channel: Any, server: GrpcServer, budget: ByteBudget, events: Events, catalogue: OneModel
-    ) -> None:
+    def __init__(self, channel: Any, server: Server, budget: ByteBudget, events: Events, catalogue: OneModel) -> None:
         self.channel = channel
         self.server = server
         self.budget = budget
@@ -147,11 +164,36 @@ class EdgeUnderTest:
         return self.server.statistics(0.0)["calls"] == 0 and self.budget.used_bytes == 0
 
 
+class MakeEdge(Protocol):
+    """The fixture `grpc_edge`: an edge on either server."""
+
+    def __call__(
+        self,
+        service: Any,
+        authenticator: Authenticator | None = None,
+        *,
+        limits: GrpcLimits | None = None,
+        memory_bytes: int = 1 << 20,
+        receive_bytes_max: int = 1 << 26,
+        workers: Workers | None = None,
+    ) -> AbstractAsyncContextManager[EdgeUnderTest]: ...
+
+
 @asynccontextmanager
-async def grpc_edge(service: Any, authenticator: Authenticator | None = None) -> AsyncIterator[EdgeUnderTest]:
+async def running_edge(
+    service: Any,
+    authenticator: Authenticator | None = None,
+    *,
+    server: str = "http2",
+    limits: GrpcLimits | None = None,
+    memory_bytes: int = 1 << 20,
+    receive_bytes_max: int = 1 << 26,
+    workers: Workers | None = None,
+) -> AsyncIterator[EdgeUnderTest]:
     """Run an edge for the block; at its end nothing may be left of any call."""
-    budget, events, catalogue = ByteBudget(1 << 20), Events(), OneModel()
-    server = GrpcServer(
+    budget, events, catalogue, clock = ByteBudget(memory_bytes), Events(), OneModel(), SystemClock()
+    wheel = TimerWheel(clock)
+    kit = GrpcKit(
         service=service,
         catalogue=catalogue,
         authenticator=authenticator or AnyKey(),
@@ -159,17 +201,20 @@ async def grpc_edge(service: Any, authenticator: Authenticator | None = None) ->
         explainer=Explainer(1),
         budget=budget,
         observer=events,
-        limits=GrpcLimits(),
-        receive_bytes_max=1 << 26,
+        limits=limits or GrpcLimits(),
+        receive_bytes_max=receive_bytes_max,
         chance=random.Random(2),
-        clock=SystemClock(),
+        clock=clock,
+        workers=workers,
     )
-    address = await server.start("127.0.0.1:0")
+    served = make_server(server, kit, wheel)
+    address = await served.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(address) as channel:
-        edge = EdgeUnderTest(channel, server, budget, events, catalogue)
+        edge = EdgeUnderTest(channel, served, budget, events, catalogue)
         edge.address = address
         try:
             yield edge
         finally:
-            await server.aclose()
+            await served.aclose()
+            wheel.close()
     assert edge.nothing_is_left()

@@ -24,8 +24,8 @@ from gateway.edge.explain import Explainer
 from gateway.edge.headers import HeaderReader
 from gateway.edge.http_connection import HttpConnection
 from gateway.edge.http_server import HttpServer
-from gateway.edge.tls_door import HttpTls
-from gateway.edge.tls_peers import HttpPeers
+from gateway.edge.tls_door import PortDoor
+from gateway.edge.tls_peers import TransportPeers
 from gateway.policy.schema import HttpLimits
 from gateway.runtime.chance import Chance
 from gateway.runtime.clock import Clock, SystemClock
@@ -198,6 +198,7 @@ class FixedCatalogue:
         self.ready = True
         self.model_is_ready = True
         self.fault: BaseException | None = None
+        self.config = ModelConfigBytes(CONFIG_PROTO, CONFIG)
         self.asked: list[tuple[str, str]] = []
         self.questions: list[str] = []
         """What the model servers were asked."""
@@ -229,7 +230,7 @@ class FixedCatalogue:
 
     def model_config(self, model: str, version: str) -> ModelConfigBytes:
         self._know(model, version)
-        return ModelConfigBytes(CONFIG_PROTO, CONFIG)
+        return self.config
 
     async def model_statistics(self, model: str, version: str, identity: Identity) -> StatisticsBytes:
         await self._question("statistics")
@@ -320,7 +321,7 @@ class Edge:
         forward: tuple[str, ...] = ("*",),
         tls: Callable[[], ssl.SSLContext] | None = None,
         handshake_timeout_s: float = 10.0,
-        peers: HttpPeers | None = None,
+        peers: TransportPeers | None = None,
     ) -> None:
         chance = Chance(7)
         self.clock: Clock = clock or SystemClock()
@@ -344,7 +345,7 @@ class Edge:
             observer=self.notes,
             tls=None
             if tls is None
-            else HttpTls(tls, handshake_timeout_s=handshake_timeout_s, wheel=self.wheel, observer=self.notes),
+            else PortDoor(tls, handshake_timeout_s=handshake_timeout_s, wheel=self.wheel, observer=self.notes),
             peers=peers,
         )
 

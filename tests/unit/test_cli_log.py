@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 
 from gateway.core.call import SequenceStep
+from gateway.core.outcome import Outcome
 from gateway.records.record import PredictionRecord
 from gateway.records.render import Renderer
 from gateway.records.tail import pretty
-from tests.unit.records_support import record
+from tests.unit.records_support import ANSWER, record, served_call
 
 
 def shown(*, message: int = 0, responses: int = 1, sequence: SequenceStep | None = None, reason: str = "") -> str:
     """What stands between the replica and the tenant."""
-    made: PredictionRecord = record()
-    made.stream_position, made.sequence, made.trail.responses = message, sequence, responses
+    call = served_call()
+    call.stream_position, call.sequence, call.trail.responses = message, sequence, responses
+    made = PredictionRecord(call, Outcome.OK, None, ANSWER, 100.011)
     fields: dict[str, Any] = json.loads(Renderer().line(made))
     fields["reason"] = reason
     line = pretty(json.dumps(fields).encode())

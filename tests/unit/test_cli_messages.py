@@ -151,3 +151,13 @@ def test_the_simulations_json_has_the_standard_output_for_itself(capsys: pytest.
     verdict = json.loads(out)["seeds"][0]
     assert verdict["seed"] == 3
     assert f"trace hash {verdict['digest']}" in err
+
+
+def test_a_directory_without_its_option_is_answered_with_what_to_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["log", "tail", str(tmp_path)]) == 2
+    assert f"write `sluice log tail --dir {tmp_path}`" in said(capsys)
+    (tmp_path / "fleet.yaml").write_text("")
+    assert main(["log", "tail", str(tmp_path), "-n", "3"]) == 2
+    assert f"write `sluice log tail --policies {tmp_path}`" in said(capsys)

@@ -19,13 +19,8 @@ from gateway.core.call import Call
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.edge.http_call import HttpCall
-from gateway.edge.http_coding import (
-    DEFLATE_SLICE_BYTES,
-    INFLATE_SLICE_BYTES,
-    INLINE_DEFLATE_BYTES,
-    INLINE_INFLATE_BYTES,
-    InflatingBody,
-)
+from gateway.edge.http_coding import DEFLATE_SLICE_BYTES, INLINE_DEFLATE_BYTES
+from gateway.edge.inflating import INFLATE_SLICE_BYTES, INLINE_INFLATE_BYTES, InflatingBody
 from gateway.policy.schema import HttpLimits
 from gateway.runtime.workers import ThreadWorkers
 from tests.support.clock import ManualClock
@@ -446,7 +441,7 @@ async def test_a_deadline_that_passes_during_compression_is_a_504_and_the_rest_i
     gated = await service.next()
     gated.call.deadline_s = clock.now_s() + 1.0
     gated.answer(infer_response(elements=1_000_000))
-    await turns()
+    await turns(200)  # so large an answer is written in steps
     await workers.work()
     clock.advance(2.0)
     await workers.work()
@@ -462,7 +457,7 @@ async def test_a_caller_that_leaves_during_compression_ends_the_call() -> None:
     transport = edge.connect()
     transport.feed(post(Accept_Encoding="gzip"))
     (await service.next()).answer(infer_response(elements=1_000_000))
-    await turns()
+    await turns(200)
     transport.reset()
     await turns()
     assert service.outcomes == [Outcome.ABANDONED]

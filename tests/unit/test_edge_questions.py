@@ -17,7 +17,7 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.edge import patience
 from gateway.edge.http_question import BODY_BYTES_MAX
 from gateway.wire.kserve.repository import NAMED_REPOSITORY
-from tests.support.grpc_edge import EdgeUnderTest, OneKey, grpc_edge
+from tests.support.grpc_edge import EdgeUnderTest, MakeEdge, OneKey
 from tests.support.http_answer import Answer
 from tests.support.waiting import until
 from tests.unit.edge_clients import LIVE, WAIT_S, get, post, read_answers
@@ -246,7 +246,7 @@ async def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
         return await call.code(), await call.details()
 
 
-async def test_both_questions_are_answered_over_grpc() -> None:
+async def test_both_questions_are_answered_over_grpc(grpc_edge: MakeEdge) -> None:
     async with grpc_edge(ReceivingService()) as edge:
         answer = pb.ModelStatisticsResponse.FromString(await edge.call("ModelStatistics", STATISTICS_REQUEST))
         assert answer.model_stats[0].name == "mine"
@@ -259,7 +259,7 @@ async def test_both_questions_are_answered_over_grpc() -> None:
         assert edge.events.requests[-1] == ("grpc", "RepositoryIndex", "OK")
 
 
-async def test_faults_of_a_grpc_caller_have_their_code() -> None:
+async def test_faults_of_a_grpc_caller_have_their_code(grpc_edge: MakeEdge) -> None:
     async with grpc_edge(ReceivingService()) as edge:
         for method, message, code in (
             ("RepositoryIndex", pb.RepositoryIndexRequest(repository_name="r"), grpc.StatusCode.UNIMPLEMENTED),
@@ -271,7 +271,7 @@ async def test_faults_of_a_grpc_caller_have_their_code() -> None:
         assert edge.catalogue.questions == 1
 
 
-async def test_identity_comes_first_over_grpc_too() -> None:
+async def test_identity_comes_first_over_grpc_too(grpc_edge: MakeEdge) -> None:
     async with grpc_edge(ReceivingService(), OneKey()) as edge:
         for method in ("ModelStatistics", "RepositoryIndex"):
             assert (await code_of(edge.call(method)))[0] is grpc.StatusCode.UNAUTHENTICATED
@@ -284,7 +284,7 @@ async def test_identity_comes_first_over_grpc_too() -> None:
         assert line.reason == "ready=False shop"
 
 
-async def test_a_grpc_caller_that_leaves_or_runs_out_of_time_takes_its_question_back() -> None:
+async def test_a_grpc_caller_that_leaves_or_runs_out_of_time_takes_its_question_back(grpc_edge: MakeEdge) -> None:
     async with grpc_edge(ReceivingService()) as edge:
         edge.catalogue.heard.clear()
         call = edge.call("ModelStatistics", STATISTICS_REQUEST)
@@ -298,7 +298,7 @@ async def test_a_grpc_caller_that_leaves_or_runs_out_of_time_takes_its_question_
         assert edge.events.faults == 0
 
 
-async def test_our_own_patience_ends_a_question_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_our_own_patience_ends_a_question_over_grpc(monkeypatch: pytest.MonkeyPatch, grpc_edge: MakeEdge) -> None:
     monkeypatch.setattr(patience, "PATIENCE_S", 0.02)
     async with grpc_edge(ReceivingService()) as edge:
         edge.catalogue.heard.clear()
@@ -307,7 +307,7 @@ async def test_our_own_patience_ends_a_question_over_grpc(monkeypatch: pytest.Mo
         assert "within 0.02 s" in text
 
 
-async def test_closing_waits_for_questions_that_are_out() -> None:
+async def test_closing_waits_for_questions_that_are_out(grpc_edge: MakeEdge) -> None:
     held: EdgeUnderTest
     async with grpc_edge(ReceivingService()) as edge:
         held = edge

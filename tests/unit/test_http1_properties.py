@@ -134,6 +134,15 @@ def test_the_cut_of_the_input_never_changes_what_is_seen(data: bytes, cuts: list
     assert drive([data[at : at + 1] for at in range(len(data))], limits) == whole
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    st.one_of(st.lists(valid_requests(), min_size=1, max_size=4), st.lists(ANY_INPUT, min_size=1, max_size=3)),
+    st.sampled_from([SMALL, WIDE, Http1Limits(pipeline_max=3)]),
+)
+def test_the_short_ways_see_what_the_long_ones_see(reads: list[bytes], limits: Http1Limits) -> None:
+    assert drive(reads, limits, shortly=True) == drive(reads, limits)
+
+
 @settings(max_examples=400, deadline=None)
 @given(ANY_INPUT)
 def test_what_is_accepted_is_read_the_same_by_h11(data: bytes) -> None:

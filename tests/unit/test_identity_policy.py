@@ -199,9 +199,12 @@ def test_a_bad_policy_is_refused_with_place_and_remedy(more: str, column: int, s
     assert problem.remedy or problem.allowed
 
 
-def test_optional_certificates_alone_let_nobody_in_over_grpc(directory: Path) -> None:
+def test_optional_certificates_alone_let_nobody_in_where_the_library_serves_grpc(directory: Path) -> None:
     keys = "certificate_file: server.pem, key_file: server.key, client_ca_file: ca.pem, client_certificate: optional"
-    (problem,) = problems(directory, "identity: {mode: mtls, mtls: {subjects_file: subjects.yaml}}\n" + listen(keys))
+    identity = "identity: {mode: mtls, mtls: {subjects_file: subjects.yaml}}\n"
+    assert problems(directory, identity + listen(keys)) == ()
+    library = f"gateway: {{grpc: {{server: grpcio}}, listen: {{tls: {{{keys}}}}}}}\n"
+    (problem,) = problems(directory, identity + library)
     assert "nobody could call there" in problem.message
 
 

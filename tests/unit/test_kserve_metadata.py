@@ -62,11 +62,11 @@ def test_server_metadata_goes_through_unchanged(name: str, version: str, extensi
     assert json.loads(metadata.to_json()) == {"name": name, "version": version, "extensions": extensions}
 
 
-def test_extensions_that_are_refused_are_dropped_and_no_others() -> None:
+def test_extensions_that_are_refused_are_dropped_and_no_others_and_all_replicas_have_one_name() -> None:
     served = ("classification", "model_repository", "binary_tensor_data", "statistics")
     refused = ("system_shared_memory", "cuda_shared_memory", "trace", "logging", "model_repository(unload_dependents)")
-    kept = md.ServerMetadata("triton", "2.51.0", (*served, *refused)).without_refused()
-    assert kept.extensions == served
+    kept = md.ServerMetadata("triton-3", "2.51.0", (*served, *refused)).for_callers()
+    assert kept == md.ServerMetadata("triton", "2.51.0", served)
 
 
 @given(st.booleans())

@@ -69,12 +69,8 @@ class Rules:
     def stream_limits(self, model: str) -> StreamLimits:
         raise AssertionError("no call here is a stream")
 
-    @property
-    def revision(self) -> str:
-        return "rev"
-
-    def body_bytes_max(self, model: str) -> int | None:
-        return self._limit
+    def admits(self, model: str) -> tuple[str, int | None]:
+        return "rev", self._limit
 
 
 # --- record ---

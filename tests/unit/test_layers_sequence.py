@@ -109,7 +109,10 @@ def call_of(
 
 
 def send(made: House, call: Call) -> asyncio.Task[Reply]:
-    return asyncio.ensure_future(made.service.send(call))
+    async def sent() -> Reply:
+        return await made.service.send(call)
+
+    return asyncio.ensure_future(sent())
 
 
 async def settle() -> None:

@@ -187,7 +187,7 @@ def test_figures_of_a_window_without_right_answers_are_absent_and_not_zero() -> 
     edge = Sample(proxy_s=1.0, triton_s=1.0, generator_s=1.0, all_ours_s=3.0, machine_s=5.0, at_s=1.0)
     later = Sample(proxy_s=2.0, triton_s=2.0, generator_s=1.5, all_ours_s=5.5, machine_s=8.5, at_s=5.0)
     tally = Tally(calls=10, errors={"status 503": 10})
-    got: Reading = reading(Measured(4.0, tally, edge, later), 50_000_000, True)
+    got: Reading = reading(Measured(4.0, tally, edge, later, 3), 50_000_000, True)
     assert (got.p50_ms, got.p99_ms, got.rps, got.errors) == (None, None, 0.0, 10)
     assert (got.cpu_us_per_call, got.triton_cpu_us_per_call, got.generator_cpu_us_per_call) == (1e5, 1e5, 5e4)
     assert (got.rss_mb, got.others_cores) == (50.0, 0.25)

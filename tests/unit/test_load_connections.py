@@ -48,6 +48,8 @@ def test_connections_that_cost_little_and_that_nobody_feels_pass() -> None:
 
 def test_fewer_than_five_pairs_leave_the_latency_open() -> None:
     assert _verdict(GOOD, pairs=4) == "inconclusive"
+    told = summary(document(COUNT, [GOOD] * 4, 400.0))
+    assert "with over without (measured 1.02, limit 1.1): 4 pairs have it; 5 are needed" in told
 
 
 @pytest.mark.parametrize(

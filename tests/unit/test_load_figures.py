@@ -71,13 +71,14 @@ def test_calls_without_a_proxy_have_no_proxy_figures_and_no_ratio_of_them() -> N
     assert result["sides"]["direct"]["cpu_us_per_call"] is None
     assert result["ratios"]["cpu"] is None
     assert result["ratios"]["rps"] == 1.25
-    assert result["verdict"] == "pass"
     assert "nan" not in table(result).lower()
 
 
 def test_a_limit_is_judged_only_when_it_is_asked_for() -> None:
     dear = _rounds(*[(400, 100)] * 7)
-    assert comparison("envoy", "http", 16, dear, {})["verdict"] == "pass"
+    unasked = comparison("envoy", "http", 16, dear, {})
+    assert unasked["verdict"] == "none"
+    assert "verdict: none, for no --limit was set: no ratio was judged; 7 rounds" in table(unasked)
     asked = comparison("envoy", "http", 16, dear, {}, {"cpu": 1.0})
     assert asked["verdict"] == "fail"
     assert asked["checks"][-1] == {"name": "cpu ratio at most 1", "limit": 1.0, "measured": 4.0, "pass": False}
@@ -104,9 +105,11 @@ def test_a_ratio_whose_rounds_disagree_is_marked_and_the_others_are_not() -> Non
     rounds = _rounds((50, 100), (90, 100), (130, 100), (60, 100), (140, 100), (100, 100), (70, 100))
     result = comparison("envoy", "http", 16, rounds, {}, {"cpu": 1.0, "p99": 1.0})
     assert set(result["inconclusive"]) == {"cpu"}
-    assert [check["pass"] for check in result["checks"]] == [True, None, True]
+    assert [check["pass"] for check in result["checks"]] == [True, True, None, True]
     assert result["verdict"] == "inconclusive"
     assert "cpu is inconclusive: the rounds disagree" in table(result)
+    assert "limit 1.0): the rounds disagree, with the limit between them" in table(result)
+    assert "verdict: inconclusive; 7 rounds" in table(result)
 
 
 @pytest.mark.parametrize("side", ["sluice", "peer"])
@@ -124,3 +127,18 @@ def test_other_work_on_the_machine_makes_a_comparison_inconclusive(noise: dict[s
     result = comparison("envoy", "http", 16, [Round(QUIET, replace(QUIET, **noisy), 1.0)] * 7, {}, {"cpu": 1.0})
     assert (result["verdict"], result["disturbed_rounds"]) == ("inconclusive", 7)
     assert result["checks"][-1]["pass"] is None
+
+
+def test_a_call_that_was_not_executed_once_fails_the_comparison() -> None:
+    good = replace(QUIET, sent=100, inferences=100, executions=25)
+    result = comparison("direct", "grpc", 16, [Round(good, good, 1.0)] * 7, {})
+    assert result["verdict"] == "none"
+    assert (result["sides"]["sluice"]["batch"], result["sides"]["direct"]["inferences"]) == (4.0, 700)
+    assert "Triton's batches" in table(result)
+    for wrong in (99, 101):  # answered from somewhere else, or sent twice
+        rounds = [Round(replace(good, inferences=wrong), good, 1.0)] + [Round(good, good, 1.0)] * 6
+        result = comparison("direct", "grpc", 16, rounds, {})
+        assert (result["verdict"], result["checks"][1]["pass"]) == ("fail", False)
+    failed = replace(good, errors=1, inferences=99, error_kinds={"code UNAVAILABLE": 1})
+    result = comparison("direct", "grpc", 16, [Round(failed, good, 1.0)] * 7, {})
+    assert len(result["checks"]) == 1, "whether a call that failed was executed is not known"

@@ -107,7 +107,7 @@ def test_a_short_comparison_of_real_servers_answers_everything(
     words = ["compare", "--peer", peer, "--protocol", protocol, "--rounds", "1", "--seconds", "2", "--json", "-"]
     code = main([*words, "--concurrency", "4"])
     result = json.loads(capsys.readouterr().out)
-    assert code == {"pass": 0, "fail": 1, "inconclusive": 3}[result["verdict"]]
+    assert (code, result["verdict"]) == (0, "none"), result["checks"]
     for side in result["sides"].values():
         assert side["calls"] > 0
         assert side["errors"] == 0, side["error_kinds"]

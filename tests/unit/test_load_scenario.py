@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from gateway.edge.headers import NOT_YET
+from gateway.policy.decode import description_of
 from load import arrivals
 from load.errors import UsageError
 from load.scenario import LoadedScenario, find_scenario, load_scenario, scenario_names
+from load.scenario_schema import TrafficSpec
 
 GOOD = """\
 description: An example.
@@ -166,6 +170,83 @@ def test_what_is_wrong_is_told_with_its_place_and_what_to_do(old: str, new: str,
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     text = GOOD.replace("duration_s: 5", "duration_s: 0").replace("identity", "other").replace("rps: 100", "rps: x")
     assert len(problems(text, tmp_path)) == 3
+
+
+TWO_KINDS = """\
+description: An example.
+traffic:
+  - name: reads
+    model: identity
+    work: 2
+    arrivals: {constant: {rps: 100}, poisson: {rps: 1}}
+  - name: all
+    model: accel
+    protocol: grpc
+    body: json
+    arrivals: {burst: {base_rps: 1, burst_rps: 2, burst_s: 3, every_s: 2}}
+duration: 5
+seed: x
+target: {replicas: 0, models: {nosuch: {}, identity: {policy: {admision: {queue_max: 1}}}}}
+checks:
+  - {figure: p99_mss, max: 1}
+  - {figure: writes.p99_ms, max: 1, min: 0}
+  - {figure: error_share, max: none}
+  - {figure: Reads, max: 1}
+"""
+
+
+def test_what_the_schema_refuses_hides_nothing_of_the_rest(tmp_path: Path) -> None:
+    told = problems(TWO_KINDS, tmp_path)
+    wanted = [
+        "5:11: traffic[0].work: means nothing",
+        "6:15: traffic[0].arrivals: constant and poisson stand side by side",
+        "7:11: traffic[1].name: `all` is the sum",
+        "traffic[1].arrivals.burst: a burst of 3.0 s does not fit",
+        "traffic[1].body: means nothing with grpc",
+        "12:1: duration: unknown key",
+        "13:7: seed: `x` is text",
+        "target.replicas: 0 is out of range",
+        "target.models.nosuch: there is no such model",
+        "admision: unknown key",
+        "16:14: checks[0].figure: there is no figure `p99_mss`",
+        "17:5: checks[1]: a check has exactly one of",
+        "checks[1].figure: there is no traffic `writes`",
+        "checks[2].max: `none` is text",
+        "checks[3].figure: `Reads` is not a figure's name",
+    ]
+    assert len(told) == len(wanted)
+    for line in wanted:
+        assert any(line in each for each in told), (line, told)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("name: reads", "name: Reads", ["is not a name"]),  # `reads.p99_ms` may be meant for it
+        ("model: identity", "model: identiti", ["is not known"]),  # the deadline of the policy too
+        ("constant: {rps: 100}", "constnt: {rps: 100}", ["unknown key"]),
+        ("constant: {rps: 100}", "constant: {rps: x}", ["is text"]),
+        ("constant: {rps: 100}", "constant: 5", ["a mapping is wanted"]),
+        ("max: 1}", "mx: 1}", ["unknown key"]),
+        ("max: 1}", "max: x}", ["is text"]),
+    ],
+)
+def test_one_mistake_is_told_once(old: str, new: str, said: list[str], tmp_path: Path) -> None:
+    text = (
+        GOOD.replace("    arrivals", "    deadline_ms: 5000\n    arrivals")
+        + "checks: [{figure: reads.p99_ms, max: 1}]\n"
+        + "target: {models: {identity: {policy: {deadline: {default_ms: 3000}}}}}\n"
+    )
+    assert load(text, tmp_path).spec.checks
+    assert old in text
+    told = problems(text.replace(old, new, 1), tmp_path)
+    assert len(told) == len(said)
+    assert all(word in line for word, line in zip(said, told, strict=True)), told
+
+
+def test_the_key_priority_says_that_sluice_refuses_the_header_as_long_as_it_does() -> None:
+    (priority,) = (field for field in msgspec.inspect.type_info(TrafficSpec).fields if field.name == "priority")  # type: ignore[attr-defined]
+    assert ("501" in description_of(priority.type)) == ("x-sluice-priority" in NOT_YET)
 
 
 def test_two_kinds_of_traffic_have_two_names(tmp_path: Path) -> None:

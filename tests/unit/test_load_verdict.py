@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from load import accounting
-from load.verdict import Limit, Verdict, judge, passed, slope, spread, unchanged, worst
+from load.verdict import Limit, Verdict, judge, judge_why, passed, slope, spread, unchanged, worst
 
 LOW, HIGH = Limit(1.0), Limit(1.0, at_most=False)
 
@@ -45,9 +45,22 @@ def test_rounds_that_disagree_prove_nothing_unless_the_whole_interval_is_on_one_
 
 
 def test_unchanged_takes_five_pairs_and_ten_per_cent() -> None:
-    assert unchanged([1.09] * 5) == "pass"
-    assert unchanged([1.12] * 5) == "fail"
-    assert unchanged([1.0] * 4) == "inconclusive"
+    assert unchanged([1.09] * 5) == ("pass", "")
+    assert unchanged([1.12] * 5) == ("fail", "")
+    assert unchanged([1.0] * 4) == ("inconclusive", "4 pairs have it; 5 are needed")
+
+
+@pytest.mark.parametrize(
+    ("values", "disturbed", "said"),
+    [
+        ([], 0, "0 rounds have it; 3 are needed"),
+        ([0.5, 0.6, 0.7], 2, "more than half of the rounds were disturbed by other work"),
+        ([0.4, 0.9, 1.6], 0, "the rounds disagree, with the limit between them: 0.40 to 1.60"),
+        ([0.97, 0.98, 1.01, 1.02, 1.03], 0, "too near the limit: only 3 of 5 rounds miss it, and 75% make a failure"),
+    ],
+)
+def test_what_is_inconclusive_says_why(values: list[float], disturbed: int, said: str) -> None:
+    assert judge_why(values, LOW, rounds_min=3, disturbed=disturbed) == ("inconclusive", said)
 
 
 def test_a_check_that_measures_no_change_seldom_fails_by_noise() -> None:

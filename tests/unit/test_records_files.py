@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 
+from gateway.core.outcome import Outcome
 from gateway.core.printable import printable
 from gateway.records.file_store import FileStore, record_files
+from gateway.records.record import PredictionRecord
 from gateway.records.render import Renderer, dropped_line
 from gateway.records.store import FAILURES, failure_reason
 from gateway.records.tail import Tailer, pretty, tail
-from tests.unit.records_support import record
+from tests.unit.records_support import ANSWER, record, served_call
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE = b'{"n":%d}\n'
@@ -400,7 +402,8 @@ def test_a_record_is_shown_in_one_line_for_people_or_as_it_stands(directory: Pat
 
 
 def test_nothing_that_a_terminal_obeys_is_printed() -> None:
-    each = record()
-    each.model = "a\x1b]0;owned\x07\u202e\n"
+    call = served_call()
+    call.model = "a\x1b]0;owned\x07\u202e\n"
+    each = PredictionRecord(call, Outcome.OK, None, ANSWER, 100.011)
     for text in (pretty(Renderer().line(each)), pretty(b"\x1b[2J\xff torn"), pretty(b"[1]"), printable("\ud800\x00")):
         assert text.isprintable()

@@ -18,7 +18,7 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.records.document import page
 from gateway.records.fields import DROPPED, RECORD
-from gateway.records.record import PredictionRecord
+from gateway.records.record import Kept, PredictionRecord
 from gateway.records.render import LINE_BYTES_MAX, Renderer, dropped_line, utc
 from gateway.records.tensors import VALUES_MAX
 from gateway.wire.kserve import protobuf as pb
@@ -207,9 +207,16 @@ def test_a_hostile_name_stays_one_line_of_json() -> None:
     assert len(shown["body_id"]) == 512
 
 
-def test_a_record_keeps_neither_the_call_nor_its_headers_nor_a_traceback() -> None:
-    kept = {type(getattr(record(), name)).__name__ for name in PredictionRecord.__slots__}
+def test_a_record_that_waits_keeps_neither_the_call_nor_its_headers_nor_a_traceback() -> None:
+    waiting = record(error=GatewayError(Reason.INTERNAL, "a fault"), outcome=Outcome.GATEWAY_FAULT)
+    before = Renderer().line(waiting)
+    waiting.keep()
+    kept = {type(getattr(waiting, name)).__name__ for name in PredictionRecord.__slots__}
     assert not kept & {"Call", "GatewayError", "traceback"}
+    assert {type(getattr(waiting.call, name)).__name__ for name in Kept.__slots__} <= {
+        "float", "int", "str", "NoneType", "Identity", "Trail",
+    }  # fmt: skip
+    assert Renderer().line(waiting) == before
 
 
 @settings(max_examples=150, deadline=None)

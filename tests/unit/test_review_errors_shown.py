@@ -78,16 +78,16 @@ def test_a_long_text_takes_time_in_proportion_and_not_in_its_square(piece: str) 
     ("text", "outcome", "reason", "words"),
     [
         (
-            "CLIENT: Sent message larger than max (9 vs. 8)",
+            "CLIENT: Sent message larger than max (4105 vs. 4104)",
             Outcome.CALLER_FAULT,
             Reason.TOO_LARGE,
-            "the request of 9 bytes is larger than `message_bytes_max` of the model's pool allows (8 bytes)",
+            "the request of 4105 bytes is larger than `message_bytes_max` of the model's pool allows (8 bytes)",
         ),
         (
-            "CLIENT: Received message larger than max (91 vs. 80)",
+            "CLIENT: Received message larger than max (91 vs. 8)",
             Outcome.GATEWAY_FAULT,
             Reason.ANSWER_TOO_LARGE,
-            "the answer of 91 bytes is larger than `message_bytes_max` of the model's pool allows (80 bytes)",
+            "the answer of 91 bytes is larger than `message_bytes_max` of the model's pool allows (8 bytes)",
         ),
         (
             "Received message larger than max",
@@ -100,7 +100,7 @@ def test_a_long_text_takes_time_in_proportion_and_not_in_its_square(piece: str) 
 def test_a_message_over_our_own_limit_is_not_the_replicas_fault(
     text: str, outcome: Outcome, reason: Reason, words: str
 ) -> None:
-    fault = to_fault(8, text, channel_ready=True, timed_out=False)
+    fault = to_fault(8, text, channel_ready=True, timed_out=False, message_bytes_max=8)
     row = classify(fault)
     error = to_error(fault, row)
     assert (row.outcome, error.reason, error.code) == (outcome, reason, Code.RESOURCE_EXHAUSTED)

@@ -13,9 +13,11 @@ from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
+from gateway.edge.explain import Explainer
+from gateway.edge.grpcio_server import GrpcioServer
 from gateway.layers.record import RecordLayer
 from gateway.runtime.clock import SystemClock
-from tests.support.grpc_edge import ANSWER, grpc_edge
+from tests.support.grpc_edge import ANSWER, MakeEdge, running_edge
 from tests.support.service import ScriptedService
 
 
@@ -54,7 +56,7 @@ class Context:
 REQUEST: bytes = service_pb2.ModelInferRequest(model_name="mine").SerializeToString()
 
 
-async def test_calls_left_at_the_drain_limit_end_as_draining_with_a_record_that_says_so() -> None:
+async def test_calls_left_at_the_drain_limit_end_as_draining_with_a_record_that_says_so(grpc_edge: MakeEdge) -> None:
     sink, inner = Sink(), ScriptedService()
     async with asyncio.timeout(20), grpc_edge(RecordLayer(inner, SystemClock(), (sink,))) as edge:
         running = edge.infer()
@@ -68,10 +70,11 @@ async def test_calls_left_at_the_drain_limit_end_as_draining_with_a_record_that_
     assert sink.ended == [(Outcome.OVERLOAD, Reason.DRAINING)]
 
 
-async def test_the_end_of_the_server_waits_for_the_record_of_an_answer_that_is_being_written() -> None:
+async def test_the_end_of_the_server_waits_for_the_record_of_an_answer_that_the_library_writes() -> None:
     sink = Sink()
     service = RecordLayer(ScriptedService(lambda call: Reply(ANSWER)), SystemClock(), (sink,))
-    async with asyncio.timeout(20), grpc_edge(service) as edge:
+    async with asyncio.timeout(20), running_edge(service, server="grpcio") as edge:
+        assert isinstance(edge.server, GrpcioServer)
         context = Context()
         handler = asyncio.ensure_future(edge.server.infer(REQUEST, context))
         await context.reached.wait()
@@ -85,23 +88,30 @@ async def test_the_end_of_the_server_waits_for_the_record_of_an_answer_that_is_b
         assert await handler == ANSWER
 
 
-async def test_a_caller_without_a_deadline_who_leaves_left_however_short_the_policys_deadline_is() -> None:
+async def test_a_caller_without_a_deadline_who_leaves_left_however_short_the_policys_deadline_is(
+    grpc_edge: MakeEdge,
+) -> None:
     class Short(ScriptedService):
         async def send(self, call: Call) -> Reply:
-            call.deadline_s = call.arrived_s + 0.015
+            call.deadline_s = call.arrived_s + 0.001
             return await super().send(call)
 
     service = Short()
     async with asyncio.timeout(20), grpc_edge(service) as edge:
-        handler = asyncio.ensure_future(edge.server.infer(REQUEST, Context()))
+        running = edge.infer()
+        ended = asyncio.ensure_future(running.code())
         arrival = await service.arrivals.get()
-        handler.cancel()
-        await asyncio.wait((handler,))
+        running.cancel()
+        await ended
+        while not edge.nothing_is_left():
+            await asyncio.sleep(0.005)
     assert arrival.cancelled
     assert arrival.call.abandoned
 
 
-async def test_an_explanation_that_fails_still_closes_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_explanation_that_fails_still_closes_the_reply(
+    monkeypatch: pytest.MonkeyPatch, grpc_edge: MakeEdge
+) -> None:
     outcomes: list[Outcome] = []
 
     def respond(call: Call) -> Reply:
@@ -112,14 +122,16 @@ async def test_an_explanation_that_fails_still_closes_the_reply(monkeypatch: pyt
     def explode(*arguments: Any) -> str:
         raise ZeroDivisionError
 
+    monkeypatch.setattr(Explainer, "explain", explode)
     async with asyncio.timeout(20), grpc_edge(ScriptedService(respond)) as edge:
-        monkeypatch.setattr(edge.server, "_explanation", explode)
-        await edge.infer().code()
+        await edge.infer(metadata=(("x-sluice-explain", "1"),)).code()
     assert len(outcomes) == 1
     assert outcomes != [Outcome.OK]
 
 
-async def test_a_model_name_as_long_as_a_message_is_refused_in_a_way_that_the_client_can_read() -> None:
+async def test_a_model_name_as_long_as_a_message_is_refused_in_a_way_that_the_client_can_read(
+    grpc_edge: MakeEdge,
+) -> None:
     def refuse(call: Call) -> Reply:
         raise GatewayError(Reason.UNKNOWN_MODEL, "not found")
 
@@ -130,7 +142,7 @@ async def test_a_model_name_as_long_as_a_message_is_refused_in_a_way_that_the_cl
 
 
 @pytest.mark.parametrize("method", ["TraceSetting", "RepositoryModelLoad", "SystemSharedMemoryRegister"])
-async def test_a_refused_method_is_counted_and_carries_the_request_id(method: str) -> None:
+async def test_a_refused_method_is_counted_and_carries_the_request_id(method: str, grpc_edge: MakeEdge) -> None:
     async with asyncio.timeout(20), grpc_edge(ScriptedService()) as edge:
         call = edge.call(method, metadata=(("x-request-id", "abc"),))
         assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -138,7 +150,7 @@ async def test_a_refused_method_is_counted_and_carries_the_request_id(method: st
         assert edge.events.requests == [("grpc", method, "UNIMPLEMENTED")]
 
 
-async def test_control_answers_and_errors_carry_the_request_id() -> None:
+async def test_control_answers_and_errors_carry_the_request_id(grpc_edge: MakeEdge) -> None:
     async with asyncio.timeout(20), grpc_edge(ScriptedService()) as edge:
         good = edge.call("ServerLive", metadata=(("x-request-id", "abc"),))
         await good

@@ -112,14 +112,14 @@ def test_a_lost_record_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_response_written_for_a_call_that_has_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = HttpCall._close
+    sound = HttpCall._end
 
-    async def again(self: HttpCall, reply: Reply, outcome: Outcome) -> None:
-        await sound(self, reply, outcome)
-        if self.call.request_id.endswith("3") and outcome is Outcome.OK:
+    def again(self: HttpCall) -> None:
+        sound(self)
+        if self.answered and self.call.request_id.endswith("3") and self.call.trail.reason is None:
             self._outlet._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(HttpCall, "_close", again)
+    monkeypatch.setattr(HttpCall, "_end", again)
     assert finds("bytes came over HTTP that no request asked for", BYTES)
 
 

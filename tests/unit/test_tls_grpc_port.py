@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
+import msgspec
 import pytest
 
 from gateway.core.call import ANONYMOUS, Identity
@@ -18,14 +20,19 @@ from gateway.core.credentials import Credentials, Peer
 from gateway.core.reply import Reply
 from gateway.decide.bytebudget import ByteBudget
 from gateway.edge.explain import Explainer
-from gateway.edge.grpc_server import GrpcServer
-from gateway.edge.grpc_tls import GrpcPeers, GrpcPortTls, address_of
+from gateway.edge.grpc_kit import GrpcKit
+from gateway.edge.grpc_servers import grpc_server
+from gateway.edge.grpcio_tls import address_of
 from gateway.edge.headers import HeaderReader
+from gateway.edge.tls_files import GRPC_ALPN, HTTP_ALPN, PortTls
 from gateway.policy.schema import GrpcLimits
 from gateway.policy.tls_files import TlsMaterial
+from gateway.policy.tls_schema import ServerTls
 from gateway.runtime.clock import SystemClock
+from gateway.runtime.tls import server_context
+from gateway.runtime.wheel import TimerWheel
 from tests.support.certificates import Authority, Pair
-from tests.support.grpc_edge import ANSWER, SERVICE, Events, OneModel
+from tests.support.grpc_edge import ANSWER, SERVERS, SERVICE, Events, OneModel
 from tests.support.service import ScriptedService
 
 CA = Authority()
@@ -47,30 +54,64 @@ class Whoever:
         return ANONYMOUS
 
 
+class Port(Protocol):
+    """A port with TLS, on either server."""
+
+    def __call__(
+        self, source: Callable[[], TlsMaterial], door: Whoever, *, client_certificate: str = "none"
+    ) -> AbstractAsyncContextManager[str]: ...
+
+
+@pytest.fixture(params=SERVERS)
+def port(request: pytest.FixtureRequest) -> Port:
+    return functools.partial(running_port, kind=request.param)
+
+
 @asynccontextmanager
-async def port(source: Callable[[], TlsMaterial], door: Whoever, *, required: bool = False) -> AsyncIterator[str]:
-    server = GrpcServer(
+async def running_port(
+    source: Callable[[], TlsMaterial], door: Whoever, *, kind: str, client_certificate: str = "none"
+) -> AsyncIterator[str]:
+    clock, events = SystemClock(), Events()
+    wheel = TimerWheel(clock)
+    kit = GrpcKit(
         service=ScriptedService(lambda call: Reply(ANSWER)),
         catalogue=OneModel(),  # type: ignore[arg-type,unused-ignore]
         authenticator=door,
         reader=HeaderReader(("*",), random.Random(1)),
         explainer=Explainer(1),
         budget=ByteBudget(1 << 20),
-        observer=Events(),
-        limits=GrpcLimits(),
+        observer=events,
+        limits=msgspec.convert({"server": kind}, GrpcLimits),
         receive_bytes_max=1 << 20,
         chance=random.Random(2),
-        clock=SystemClock(),
-        tls=GrpcPortTls(source, client_certificate_required=required),
-        handshake_timeout_ms=500,
-        peers=GrpcPeers(addresses=True, certificates=True),
+        clock=clock,
     )
+    policy = msgspec.convert(
+        {
+            "certificate_file": "c",
+            "key_file": "k",
+            "client_certificate": client_certificate,
+            "handshake_timeout_ms": 500,
+        },
+        ServerTls,
+    )
+
+    def files() -> PortTls:
+        made = source()
+        contexts = (
+            server_context(made.certificate, made.key, made.ca, policy.client_certificate, protocols)
+            for protocols in (HTTP_ALPN, GRPC_ALPN)
+        )
+        return PortTls(made, *contexts)
+
+    server = grpc_server(kit, wheel=wheel, tls=policy, files=files, peers={"addresses": True, "certificates": True})
     address = await server.start("127.0.0.1:0")
     try:
         async with asyncio.timeout(WAIT_S):
             yield address.replace("127.0.0.1", "localhost")
     finally:
         await server.aclose()
+        wheel.close()
 
 
 async def ask(address: str, pair: Pair | None = None) -> Any:
@@ -99,7 +140,7 @@ def der(pair: Pair) -> bytes:
     return ssl.PEM_cert_to_DER_cert(pair.certificate.decode())
 
 
-async def test_new_connections_get_the_new_certificate_and_old_ones_live_on() -> None:
+async def test_new_connections_get_the_new_certificate_and_old_ones_live_on(port: Port) -> None:
     first, second = CA.server(), CA.server()
     current = [material(first)]
     async with port(lambda: current[0], Whoever()) as address:
@@ -114,10 +155,10 @@ async def test_new_connections_get_the_new_certificate_and_old_ones_live_on() ->
             assert channel.get_state() is grpc.ChannelConnectivity.READY
 
 
-async def test_the_peer_and_its_certificate_are_told() -> None:
+async def test_the_peer_and_its_certificate_are_told(port: Port) -> None:
     server, shop = CA.server(), CA.pair("", uris=("spiffe://cluster/ns/shop",))
     door = Whoever()
-    async with port(lambda: material(server), door, required=True) as address:
+    async with port(lambda: material(server), door, client_certificate="required") as address:
         for _ in range(2):
             assert await ask(address, shop)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -130,7 +171,7 @@ async def test_the_peer_and_its_certificate_are_told() -> None:
     assert certificates[1] is certificates[0], "it was read once"
 
 
-async def test_where_no_certificate_is_asked_for_none_is_told() -> None:
+async def test_where_no_certificate_is_asked_for_none_is_told(port: Port) -> None:
     server = CA.server()
     door = Whoever()
     async with port(lambda: material(server), door) as address:
@@ -138,7 +179,7 @@ async def test_where_no_certificate_is_asked_for_none_is_told() -> None:
     assert door.peers[0].certificate is None
 
 
-async def test_a_handshake_that_does_not_begin_is_ended() -> None:
+async def test_a_handshake_that_does_not_begin_is_ended(port: Port) -> None:
     server = CA.server()
     async with port(lambda: material(server), Whoever()) as address:
         host, _, number = address.rpartition(":")

@@ -17,7 +17,7 @@ import uvloop
 
 from gateway.core.credentials import Peer
 from gateway.core.errors import GatewayError, Reason
-from gateway.edge.tls_peers import HttpPeers
+from gateway.edge.tls_peers import TransportPeers
 from gateway.policy.schema import HttpLimits
 from gateway.runtime.tls import server_context
 from tests.support.certificates import DAY, Authority, Pair
@@ -364,7 +364,7 @@ def test_client_certificates_are_verified_and_told(
             ReceivingService(),
             authenticator=door,
             tls=lambda: context(SERVER, asked, CA.certificate),
-            peers=HttpPeers(addresses=True, certificates=True),
+            peers=TransportPeers(addresses=True, certificates=True),
         )
         async with asyncio.timeout(WAIT_S), running(edge) as address:
             client = await TlsClient.connect(address, CA.client_context(shop))

@@ -11,11 +11,13 @@ class RequestHead:
     `target` is in origin-form (it starts with `/`) or is `*`; it is raw: percent-encoded, with its query. Header
     names are lower case, values have no surrounding whitespace; both are bytes. `content_length` is None where the
     request has no such header; then there is a body only if `chunked`. `expect_continue` is true if the client waits
-    for `continue_100()` before it sends the body. `keep_alive` is what the client asks for.
+    for `continue_100()` before it sends the body. `keep_alive` is what the client asks for. `body` is the request's
+    whole body where it came with the head and `receive_request` gave this one out, else None.
     """
 
     __slots__ = (
         "_index",
+        "body",
         "chunked",
         "content_length",
         "expect_continue",
@@ -47,6 +49,7 @@ class RequestHead:
         self.chunked = chunked
         self.expect_continue = expect_continue
         self.keep_alive = keep_alive
+        self.body: bytes | memoryview | None = None
 
     def get(self, name: bytes) -> bytes | None:
         """The value of the header `name` (lower case), or None. Repeated ones are joined (RFC 9110 5.3)."""

@@ -6,8 +6,9 @@ anything is unusual, `HeadScan` is asked first, so that a fault does not depend 
 
 from __future__ import annotations
 
+import contextlib
 import re
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import httptools
 
@@ -16,20 +17,36 @@ from gateway.wire.http1.limits import Http1Limits
 from gateway.wire.http1.request_line import AUTHORITY, ORIGIN_FORM_LINE, request_line
 from gateway.wire.http1.scan import HeadScan
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 _HOST = re.compile(AUTHORITY)
+_RARE = frozenset({b"transfer-encoding", b"expect", b"connection"})
+_MEMO_MAX = 512
+_LINE_BYTES_MAX = 256
+_HOST_BYTES_MAX = 64
 
 
 class _Sink:
-    """Receives llhttp's callbacks. Only these two exist on it: httptools skips what it does not find."""
+    """Receives llhttp's callbacks. Only this one exists on it: httptools skips what it does not find."""
 
-    __slots__ = ("complete", "pairs")
+    __slots__ = ("pairs",)
 
     def __init__(self) -> None:
         self.pairs: list[tuple[bytes, bytes]] = []
-        self.complete = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.pairs.append((name.lower(), value.rstrip(b" \t")))  # llhttp strips in front only
+
+
+class _CompleteSink(_Sink):
+    """Knows besides whether the header section came to its end."""
+
+    __slots__ = ("complete",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.complete = False
 
     def on_headers_complete(self) -> None:
         self.complete = True
@@ -48,19 +65,32 @@ def parse_head(head: bytes, limits: Http1Limits, safe_bytes: int) -> RequestHead
     except httptools.HttpParserUpgrade:
         pass  # an Upgrade we do not take, or CONNECT, refused below
     except httptools.HttpParserError as error:
-        _refuse(head, limits, sink, str(error))
+        _refuse(head, limits, str(error))
     pairs = sink.pairs
     if len(pairs) > limits.header_count_max:
         HeadScan(limits).check(head)
     end = head.find(b"\r\n")
-    line = ORIGIN_FORM_LINE.fullmatch(head, 0, end)
-    if line is None:
+    line = head[:end]
+    known = _lines.get(line)
+    if known is None:
+        known = _request_line(head, line, limits)
+    return _build(*known, pairs, limits)
+
+
+_lines: dict[bytes, tuple[bytes, bytes, int]] = {}
+"""Request lines seen before and found good: method, target, minor version. Clients ask for the same again and again."""
+
+
+def _request_line(head: bytes, line: bytes, limits: Http1Limits) -> tuple[bytes, bytes, int]:
+    common = ORIGIN_FORM_LINE.fullmatch(line)
+    if common is None:
         HeadScan(limits).check(head)  # llhttp lets a bare LF pass here, as the end of an HTTP/0.9 line
-        method, target, http_minor = request_line(head[:end])
-    else:
-        method, target, minor = line.groups()
-        http_minor = 1 if minor == b"1" else 0
-    return _build(method, target, http_minor, pairs, limits)
+        return request_line(line)
+    method, target, minor = common.groups()
+    known = (method, target, 1 if minor == b"1" else 0)
+    if len(line) <= _LINE_BYTES_MAX:
+        _remember(_lines, line, known)
+    return known
 
 
 def safe_head_bytes(limits: Http1Limits) -> int:
@@ -75,11 +105,12 @@ def _build(
     if len(index) != len(pairs):
         index = _joined(pairs)
     host = index.get(b"host")
-    if host is None:
-        if http_minor:
-            raise Refusal(400, "an HTTP/1.1 request needs a Host header")
-    elif _HOST.fullmatch(host) is None:
-        raise Refusal(400, "the Host header is repeated, empty or malformed")
+    if host not in _hosts:
+        _check_host(host, http_minor)
+    if _RARE.isdisjoint(index):
+        length = index.get(b"content-length")
+        size = None if length is None else _content_length(length, limits.body_max_bytes)
+        return RequestHead(method, target, http_minor, pairs, index, size, False, False, http_minor == 1)
 
     content_length = None
     chunked = False
@@ -109,6 +140,26 @@ def _build(
         options = {option.strip(b" \t") for option in connection.lower().split(b",")}
         keep_alive = b"close" not in options and (http_minor == 1 or b"keep-alive" in options)
     return RequestHead(method, target, http_minor, pairs, index, content_length, chunked, expect_continue, keep_alive)
+
+
+_hosts: dict[bytes | None, bool] = {}
+"""Values of Host seen before and found good."""
+
+
+def _check_host(host: bytes | None, http_minor: int) -> None:
+    if host is None:
+        if http_minor:
+            raise Refusal(400, "an HTTP/1.1 request needs a Host header")
+    elif _HOST.fullmatch(host) is None:
+        raise Refusal(400, "the Host header is repeated, empty or malformed")
+    elif len(host) <= _HOST_BYTES_MAX:
+        _remember(_hosts, host, True)
+
+
+def _remember(memo: dict[K, V], key: K, value: V) -> None:
+    if len(memo) >= _MEMO_MAX:
+        memo.clear()
+    memo[key] = value
 
 
 def _joined(pairs: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
@@ -146,9 +197,12 @@ def _check_transfer_coding(value: bytes, http_minor: int) -> None:
     raise Refusal(501, "the only transfer coding served is chunked")
 
 
-def _refuse(head: bytes, limits: Http1Limits, sink: _Sink, complaint: str) -> NoReturn:
+def _refuse(head: bytes, limits: Http1Limits, complaint: str) -> NoReturn:
     """llhttp refused a whole head: find the most telling reason. Raises Refusal always."""
     HeadScan(limits).check(head)
+    sink = _CompleteSink()
+    with contextlib.suppress(httptools.HttpParserError):
+        httptools.HttpRequestParser(sink).feed_data(head)
     if sink.complete:  # it dislikes the framing, not the syntax
         method, target, http_minor = request_line(head[: head.find(b"\r\n")])
         _build(method, target, http_minor, sink.pairs, limits)

@@ -81,6 +81,13 @@ class HeadCollector:
         self._cr_seen = False  # half of a blank line in front of a request
         self.partial = bytearray()
 
+    def alone(self, data: bytes) -> int:
+        """Where the head ends with which `data` begins; 0 if it does not hold it all, or something came before it."""
+        if self.partial or self._blank_lines or self._cr_seen or not data or data[0] <= _CR:
+            return 0
+        end = data.find(b"\r\n\r\n")
+        return end + 4 if end >= 0 else 0
+
     def take(self, data: bytes, pos: int) -> tuple[bytes | None, int]:
         """Take bytes from `pos`: a whole head if they complete one, and where it ends. Raises Refusal."""
         partial = self.partial

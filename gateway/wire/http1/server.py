@@ -11,12 +11,13 @@ from gateway.wire.http1.head import parse_head, safe_head_bytes
 from gateway.wire.http1.limits import Http1Limits
 from gateway.wire.http1.response import CONTINUE_100, LAST_CHUNK, Http1UsageError, header_block, status_line
 from gateway.wire.http1.scan import HeadCollector
-from gateway.wire.http1.states import AfterResponse, Eof, Exchange, Phase
+from gateway.wire.http1.states import AfterResponse, Eof, Exchange, Phase, exchange_of
 
 # A driver that was told to pause may still be handed reads that were under way.
 _HOLD_SLACK_BYTES = 1 << 20
 
 _HEAD, _LENGTH, _CHUNKED, _CLOSED = range(4)
+_BODILESS = frozenset({204, 304})
 
 
 class Http1Server:
@@ -52,6 +53,31 @@ class Http1Server:
         self.discarded_bytes = 0  # dropped after a fault or a close
 
     # ---------------------------------------------------------------- input
+
+    def receive_request(self, data: bytes) -> RequestHead | list[Event]:
+        """As `receive`, but for the usual case: where `data` is one whole request and no other is open, only its head
+        comes back, with the `body` in it, and neither BodyChunk nor RequestEnd follows.
+        """
+        if self._open or self._rest or self._state != _HEAD:
+            return self.receive(data)
+        stop = self._heads.alone(data)
+        if not stop:
+            return self._run(data, 0)
+        try:
+            request = parse_head(data[:stop], self._limits, self._safe_head_bytes)
+        except Refusal:
+            return self._run(data, 0)  # which makes an event of it
+        size = len(data)
+        if request.chunked or request.expect_continue or (request.content_length or 0) != size - stop:
+            return self._run(data, stop, request)
+        request.body = piece(data, stop, size) if size > stop else b""
+        exchange = exchange_of(request)
+        self._open.append(exchange)
+        exchange.remaining = 0
+        exchange.complete = True
+        if exchange.close:
+            self._state = _CLOSED  # behind it nothing is a request
+        return request
 
     def receive(self, data: bytes) -> list[Event]:
         """Take the bytes of one read; return what they complete, or a part of it: then `resume()` has the rest.
@@ -117,21 +143,25 @@ class Http1Server:
             return Phase.HEAD
         return Phase.ANSWER if self._open else Phase.IDLE
 
-    def _run(self, data: bytes, pos: int) -> list[Event]:
+    def _run(self, data: bytes, pos: int, request: RequestHead | None = None) -> list[Event]:
+        """Take the bytes from `pos`. `request` is one whose head has been taken already."""
         events: list[Event] = []
         size = len(data)
         head: bytes | None = None
         try:
-            while pos < size:
+            while pos < size or request is not None:
                 if self._state == _HEAD:
                     if len(self._open) >= self._limits.pipeline_max:
                         self._rest, self._rest_pos = data, pos
                         break
-                    head = None
-                    head, stop = self._heads.take(data, pos)
-                    if head is not None:
-                        self._begin(parse_head(head, self._limits, self._safe_head_bytes), events)
-                    pos = stop
+                    if request is None:
+                        head = None
+                        head, pos = self._heads.take(data, pos)
+                        if head is not None:
+                            request = parse_head(head, self._limits, self._safe_head_bytes)
+                    if request is not None:
+                        self._begin(request, events)
+                        request = None
                     if self._reading is not None and pos < size:
                         # The driver may want to answer before it sees any of the body.
                         self._rest, self._rest_pos = data, pos
@@ -150,13 +180,7 @@ class Http1Server:
         return events
 
     def _begin(self, request: RequestHead, events: list[Event]) -> None:
-        exchange = Exchange(
-            request.method == b"HEAD",
-            request.http_minor,
-            not request.keep_alive,
-            -1 if request.chunked else request.content_length or 0,
-            request.expect_continue,
-        )
+        exchange = exchange_of(request)
         self._open.append(exchange)
         events.append(request)
         self._reading = exchange
@@ -210,7 +234,8 @@ class Http1Server:
         exchange = self._reading
         self._close_input()
         if exchange is None:
-            exchange = Exchange(bodiless, 1, True, 0, False)
+            exchange = Exchange()
+            exchange.bodiless = bodiless
             self._open.append(exchange)
         # Else its answer has not begun: once it has, a body that can still be at fault is dropped unread.
         exchange.close = True
@@ -249,6 +274,19 @@ class Http1Server:
             return b""
         self._open[0].awaits_continue = False
         return CONTINUE_100
+
+    def answer(self, status: int, block: bytes, body: bytes) -> bytes:
+        """`respond` and `after_response` in one, for the usual case: the only request there is, whole, whose answer
+        has a body and keeps the connection. Nothing, and nothing has happened, if it is not that.
+        """
+        opened = self._open
+        if len(opened) != 1 or self._state != _HEAD or self._ended or self._rest or self._heads.partial:
+            return b""
+        exchange = opened[0]
+        if not exchange.usual or not exchange.complete or exchange.answered or exchange.close or status in _BODILESS:
+            return b""
+        opened.popleft()
+        return b"".join((status_line(status), block, b"content-length: %d\r\n\r\n" % len(body), body))
 
     def respond(
         self,
@@ -289,7 +327,7 @@ class Http1Server:
         exchange.answered = True
         if close or not exchange.complete or self._ended:
             self._settle_rest(exchange, close)
-        if status == 204 or status == 304:
+        if status in _BODILESS:
             exchange.bodiless = True
             framing = b""
         elif body_len is not None:

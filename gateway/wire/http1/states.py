@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 
+from gateway.wire.http1.events import RequestHead
+
 
 class AfterResponse(enum.Enum):
     """What becomes of the connection after an answer."""
@@ -33,27 +35,36 @@ class Phase(enum.Enum):
 
 
 class Exchange:
-    """One parsed request until its answer is complete."""
+    """One parsed request until its answer is complete.
 
-    __slots__ = (
-        "answered",
-        "awaits_continue",
-        "bodiless",
-        "chunked_answer",
-        "close",
-        "complete",
-        "http_minor",
-        "remaining",
-        "streaming",
-    )
+    As it is made it stands for the usual request: HTTP/1.1, kept alive, not HEAD, without a body to come. What differs
+    is set; so the usual one costs next to nothing, which is why this class has no slots.
+    """
 
-    def __init__(self, bodiless: bool, http_minor: int, close: bool, remaining: int, awaits_continue: bool) -> None:
-        self.bodiless = bodiless  # the answer has no body: HEAD, later 204 and 304
-        self.http_minor = http_minor
-        self.close = close
-        self.remaining = remaining  # bytes of body still to come; -1 for a chunked one
-        self.awaits_continue = awaits_continue
-        self.complete = False  # all of the request has been seen
-        self.answered = False  # the head of the final answer has been made
-        self.streaming = False  # chunk() and end() are due
-        self.chunked_answer = False
+    usual = True  # none of the next three is set
+    bodiless = False  # the answer has no body: HEAD, later 204 and 304
+    http_minor = 1
+    close = False
+    remaining = 0  # bytes of body still to come; -1 for a chunked one
+    awaits_continue = False
+    complete = False  # all of the request has been seen
+    answered = False  # the head of the final answer has been made
+    streaming = False  # chunk() and end() are due
+    chunked_answer = False
+
+
+def exchange_of(request: RequestHead) -> Exchange:
+    """The exchange that `request` begins."""
+    exchange = Exchange()
+    if request.method == b"HEAD" or not request.keep_alive or request.http_minor != 1:
+        exchange.usual = False
+        exchange.bodiless = request.method == b"HEAD"
+        exchange.close = not request.keep_alive
+        exchange.http_minor = request.http_minor
+    if request.chunked:
+        exchange.remaining = -1
+    elif request.content_length:
+        exchange.remaining = request.content_length
+    if request.expect_continue:
+        exchange.awaits_continue = True
+    return exchange

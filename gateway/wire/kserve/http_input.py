@@ -41,18 +41,28 @@ class TensorHead:
         self.pack: Pack | None = struct.Struct(f"<{count}{datatype.code}").pack if datatype.code else None
 
 
+class Packed:
+    """In the place of `data`: the raw bytes of elements that have been decoded, checked and counted already."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+
 _heads: dict[tuple[str, str, tuple[int, ...]], TensorHead] = {}
 """Heads seen before. Shapes repeat from call to call; the bound keeps a caller from filling memory with others."""
 
 
-def encode_input(entry: Any, tail: memoryview, used: int) -> tuple[bytes, bytes | memoryview, int]:
-    """The encoded tensor, its raw bytes, and how much of the binary `tail` is used up then.
+def encode_input(entry: Any, tail_bytes: int, used: int) -> tuple[bytes, bytes | int]:
+    """The encoded tensor, and its raw bytes, or how many of them stand in the binary tail, which has `tail_bytes`, of
+    which the tensors before have `used`.
 
     Raises `GatewayError`: BAD_REQUEST for whatever is malformed, UNSUPPORTED for shared memory.
     """
     if type(entry) is not dict:
         raise bad_request("each entry of 'inputs' must be an object")
-    head = _head(entry)
+    head = head_of_entry(entry)
     parameters = entry.get("parameters")
     if parameters and type(parameters) is dict:  # Triton overlooks what is no object
         if "shared_memory_region" in parameters:
@@ -60,14 +70,14 @@ def encode_input(entry: Any, tail: memoryview, used: int) -> tuple[bytes, bytes 
         if "binary_data_size" in parameters:
             if "data" in entry:
                 raise bad_request(f"input {quoted(entry['name'])} has both 'data' and 'binary_data_size'")
-            raw = _binary(entry["name"], head, parameters["binary_data_size"], tail, used)
-            return head.field, raw, used + len(raw)
+            return head.field, _binary_bytes(entry["name"], head, parameters["binary_data_size"], tail_bytes, used)
     if "data" not in entry:
         raise bad_request(f"input {quoted(entry['name'])} has neither 'data' nor 'binary_data_size'")
-    return head.field, encode_elements(entry["name"], head, entry["data"]), used
+    return head.field, encode_elements(entry["name"], head, entry["data"])
 
 
-def _head(entry: dict[str, Any]) -> TensorHead:
+def head_of_entry(entry: dict[str, Any]) -> TensorHead:
+    """The head of an entry of `inputs`. Raises `GatewayError` (BAD_REQUEST)."""
     name = entry.get("name")
     datatype = entry.get("datatype")
     shape = entry.get("shape")
@@ -115,20 +125,20 @@ def _malformed(entry: dict[str, Any]) -> GatewayError:
     return bad_request(f"input {quoted(name)} must have an array 'shape'")
 
 
-def _binary(name: str, head: TensorHead, size: Any, tail: memoryview, used: int) -> memoryview:
+def _binary_bytes(name: str, head: TensorHead, size: Any, tail_bytes: int, used: int) -> int:
     if type(size) is not int or size < 0:
         raise bad_request(f"'binary_data_size' of input {quoted(name)} must be a non-negative integer")
-    left = len(tail) - used
+    left = tail_bytes - used
     if size > left:
         raise bad_request(
             f"input {quoted(name)} announces {size} bytes of binary data, but only {left} are left in the body"
-            + ("" if len(tail) else " behind the JSON (is Inference-Header-Content-Length set?)")
+            + ("" if tail_bytes else " behind the JSON (is Inference-Header-Content-Length set?)")
         )
     if head.byte_size is not None and head.byte_size != size:
         raise bad_request(
             f"input {quoted(name)} has {size} bytes of binary data, but its shape and datatype make {head.byte_size}"
         )
-    return tail[used : used + size]
+    return size
 
 
 def encode_elements(name: str, head: TensorHead, data: Any) -> bytes:
@@ -141,10 +151,12 @@ def encode_elements(name: str, head: TensorHead, data: Any) -> bytes:
             f"input {quoted(name)}: {datatype.name} cannot be sent as JSON; send it as binary data (binary_data_size)"
         )
     if type(data) is not list:
+        if type(data) is Packed:
+            return data.raw
         raise bad_request(f"'data' of input {quoted(name)} must be an array")
     kinds = set(map(type, data))
     if list in kinds:
-        data = _flatten(name, data)
+        data = flatten(name, data)
         kinds = set(map(type, data))
     if len(data) != head.count:
         raise bad_request(f"input {quoted(name)} has {len(data)} elements, but its shape makes {head.count}")
@@ -164,7 +176,7 @@ def encode_elements(name: str, head: TensorHead, data: Any) -> bytes:
     return b"".join(parts)
 
 
-def _flatten(name: str, data: list[Any]) -> list[Any]:
+def flatten(name: str, data: list[Any]) -> list[Any]:
     """The leaves of nested lists, in order. Linear in their size, whatever their form."""
     depth = 1
     while data and type(data[0]) is list:

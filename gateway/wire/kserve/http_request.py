@@ -6,6 +6,7 @@ The outcome is what Triton 2.51 makes of the same request; where it differs is s
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,37 +71,131 @@ def parse_header_length(value: str | bytes, body_bytes: int | None = None) -> in
     return length
 
 
-def is_raw(body: bytes | bytearray | memoryview, header_length: int | None) -> bool:
+def is_raw(body_bytes: int, header_length: int | None) -> bool:
     """Whether the body is the bytes of a single tensor: header length 0, or no body at all (`decode_raw_infer`)."""
-    return header_length == 0 or not len(body)
+    return header_length == 0 or not body_bytes
 
 
-def decode_http_infer(body: bytes | bytearray | memoryview, header_length: int | None = None) -> HttpInferRequest:
+Piece = bytes | bytearray | memoryview
+
+
+def decode_http_infer(body: Piece, header_length: int | None = None) -> HttpInferRequest:
     """Decode a request whose first `header_length` bytes are JSON (None: all of it).
 
     Raises `GatewayError`: BAD_REQUEST for whatever is malformed, UNSUPPORTED for shared memory.
     """
     if header_length is None:
-        document = load_object(body if type(body) is bytes else memoryview(body))
-        tail = memoryview(b"")
-    else:
-        view = memoryview(body)
-        if header_length > len(view):
-            raise bad_request(
-                f"Inference-Header-Content-Length is {header_length}, but the body has only {len(view)} bytes"
-            )
-        document = load_object(view[:header_length])
-        tail = view[header_length:]
+        return decode_document(load_object(body if type(body) is bytes else memoryview(body)))
+    return decode_in_pieces((body,), header_length)
 
+
+def decode_document(document: dict[str, Any]) -> HttpInferRequest:
+    """The same for its JSON, read, with nothing behind it."""
+    texts, _, request_id, plan, sequence, classified = _decode(document, 0)
+    return HttpInferRequest(texts[0], request_id, plan, sequence, classified)
+
+
+def decode_in_pieces(pieces: Sequence[Piece], header_length: int) -> HttpInferRequest:
+    """The same for a body in pieces, at least one, as it arrived: what is not JSON is copied once, into the message."""
+    tail_bytes = sum(map(len, pieces)) - header_length
+    if tail_bytes < 0:
+        raise bad_request(
+            f"Inference-Header-Content-Length is {header_length}, but the body has only "
+            f"{tail_bytes + header_length} bytes"
+        )
+    first = memoryview(pieces[0])
+    if len(first) < header_length:
+        first, pieces = memoryview(b"".join(pieces)), ()
+    tail = (first[header_length:], *pieces[1:])
+    if header_length > _FORM_BYTES_MAX:
+        return _Form(*_decode(load_object(first[:header_length]), tail_bytes)).request(tail)
+    text = bytes(first[:header_length])
+    form = _forms.get(text)
+    if form is None or form.tail_bytes != tail_bytes:
+        form = _Form(*_decode(load_object(text), tail_bytes))
+        if tail_bytes:
+            if len(_forms) >= _FORMS_MAX:
+                _forms.clear()
+            _forms[text] = form
+    return form.request(tail)
+
+
+class _Form:
+    """A request but for its binary tensors: `texts[i]` stands before binary tensor i, which has `sizes[i]` bytes, and
+    the last text behind them all.
+    """
+
+    __slots__ = ("classified", "id", "plan", "sequence", "sizes", "tail_bytes", "texts")
+
+    def __init__(
+        self,
+        texts: list[bytes],
+        sizes: list[int],
+        request_id: str,
+        plan: OutputPlan,
+        sequence: SequenceStep | None,
+        classified: tuple[str, ...],
+    ) -> None:
+        self.texts = texts
+        self.sizes = sizes
+        self.tail_bytes = sum(sizes)
+        self.id = request_id
+        self.plan = plan
+        self.sequence = sequence
+        self.classified = classified
+
+    def request(self, tail: Sequence[Piece]) -> HttpInferRequest:
+        """The request with the tensors that `tail` holds, `tail_bytes` in all."""
+        texts = self.texts
+        if not self.sizes:
+            message = texts[0]
+        elif len(self.sizes) == 1:
+            message = b"".join((texts[0], *tail, texts[1]))
+        else:
+            parts: list[Piece] = []
+            for text, cut in zip(texts, _cut(tail, self.sizes), strict=False):
+                parts.append(text)
+                parts += cut
+            parts.append(texts[-1])
+            message = b"".join(parts)
+        return HttpInferRequest(message, self.id, self.plan, self.sequence, self.classified)
+
+
+def _cut(pieces: Sequence[Piece], sizes: list[int]) -> Iterator[list[memoryview]]:
+    """The bytes of `pieces`, `sizes` of them at a time."""
+    rest = iter(pieces)
+    left = memoryview(b"")
+    for size in sizes:
+        cut: list[memoryview] = []
+        while size:
+            if not left:
+                left = memoryview(next(rest))
+            cut.append(left[:size])
+            left = left[size:]
+            size -= len(cut[-1])
+        yield cut
+
+
+_forms: dict[bytes, _Form] = {}
+"""By the JSON of the request, which a client with binary tensors sends again and again."""
+_FORM_BYTES_MAX = 2048
+_FORMS_MAX = 512
+
+
+Parts = tuple[list[bytes], list[int], str, OutputPlan, SequenceStep | None, tuple[str, ...]]
+
+
+def _decode(document: dict[str, Any], tail_bytes: int) -> Parts:
+    """What `_Form` is made of, for the request that `document` is, with so many bytes behind it."""
     try:
-        return _decode(document, tail)
+        return _parts(document, tail_bytes)
     except UnicodeEncodeError:
         # Only the standard library's parser lets an unpaired surrogate through.
         raise bad_request("a string of the request holds an unpaired surrogate, which is not Unicode text") from None
 
 
-def _decode(document: dict[str, Any], tail: memoryview) -> HttpInferRequest:
-    chunks: list[bytes | memoryview] = []
+def _parts(document: dict[str, Any], tail_bytes: int) -> Parts:
+    chunks: list[bytes] = []
     request_id = document.get("id", "")
     if request_id != "":
         if type(request_id) is not str:
@@ -121,14 +216,24 @@ def _decode(document: dict[str, Any], tail: memoryview) -> HttpInferRequest:
         raise bad_request("'inputs' must be an array of tensors" if "inputs" in document else "'inputs' is missing")
     if len(inputs) > MAX_TENSORS:
         raise bad_request(f"{len(inputs)} inputs are more than {MAX_TENSORS}")
-    raws: list[bytes | memoryview] = []
+    raws: list[bytes] = []
+    texts: list[bytes] = []
+    sizes: list[int] = []
     used = 0
     for entry in inputs:
-        head, raw, used = encode_input(entry, tail, used)
+        head, raw = encode_input(entry, tail_bytes, used)
         chunks.append(head)
-        raws += (b"\x3a", pb.varint(len(raw)), raw)
-    if used != len(tail):
-        raise bad_request(f"{len(tail) - used} bytes are left behind the binary tensors of the request")
+        if type(raw) is int:
+            raws += (b"\x3a", pb.varint(raw))
+            texts.append(b"".join(raws))
+            sizes.append(raw)
+            raws = []
+            used += raw
+        else:
+            assert type(raw) is bytes
+            raws += (b"\x3a", pb.varint(len(raw)), raw)
+    if used != tail_bytes:
+        raise bad_request(f"{tail_bytes - used} bytes are left behind the binary tensors of the request")
     if len(inputs) > 1:
         _refuse_duplicates(inputs)
 
@@ -136,8 +241,12 @@ def _decode(document: dict[str, Any], tail: memoryview) -> HttpInferRequest:
     classified: list[str] = []
     if "outputs" in document:
         plan = _encode_outputs(document["outputs"], default, chunks, classified)
-    chunks += raws
-    return HttpInferRequest(b"".join(chunks), request_id, plan, sequence, tuple(classified))
+    if texts:
+        texts[0] = b"".join(chunks) + texts[0]
+        texts.append(b"".join(raws))
+    else:
+        texts.append(b"".join(chunks + raws))
+    return texts, sizes, request_id, plan, sequence, tuple(classified)
 
 
 def _refuse_duplicates(inputs: list[dict[str, Any]]) -> None:
@@ -154,7 +263,7 @@ def _is_uint64(value: object) -> bool:
     return type(value) is int and 0 <= value <= _UINT64_MAX
 
 
-def _encode_parameters(parameters: Any, chunks: list[bytes | memoryview]) -> bool:
+def _encode_parameters(parameters: Any, chunks: list[bytes]) -> bool:
     """Encode the request's parameters; returns `binary_data_output`."""
     if type(parameters) is not dict:
         raise bad_request("'parameters' must be an object")
@@ -214,7 +323,7 @@ def typed_parameter(key: str, value: Any) -> tuple[Kind, bool | int | str | floa
 _plain_outputs: dict[str, bytes] = {}
 
 
-def _encode_outputs(outputs: Any, default: bool, chunks: list[bytes | memoryview], classified: list[str]) -> OutputPlan:
+def _encode_outputs(outputs: Any, default: bool, chunks: list[bytes], classified: list[str]) -> OutputPlan:
     """Encode the requested outputs; returns which of them are binary. Those asked for as classes go to `classified`.
 
     Deviation (the protocol's text over Triton 2.51): a listed output that does not say `binary_data` inherits the

@@ -21,6 +21,11 @@ REFUSED_EXTENSIONS = frozenset(
 )
 """Extensions of which the gateway serves nothing. `model_repository` is not among them: its index is served."""
 
+SERVER_NAME = "triton"
+"""What a server that was given no other `--id` calls itself. The gateway is one server to its callers, whichever
+replica the rest of the metadata comes from.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorMetadata:
@@ -69,10 +74,10 @@ class ServerMetadata:
     version: str
     extensions: tuple[str, ...]
 
-    def without_refused(self) -> ServerMetadata:
-        """The same without the extensions that the gateway refuses."""
+    def for_callers(self) -> ServerMetadata:
+        """The same under the name of all, and without the extensions that the gateway refuses."""
         kept = tuple(each for each in self.extensions if each not in REFUSED_EXTENSIONS)
-        return replace(self, extensions=kept)
+        return replace(self, name=SERVER_NAME, extensions=kept)
 
     def to_json(self) -> bytes:
         """Triton's HTTP form."""

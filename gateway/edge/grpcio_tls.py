@@ -13,7 +13,7 @@ from gateway.edge.tls_peers import Certificates
 from gateway.policy.tls_files import TlsMaterial
 
 
-class GrpcPortTls:
+class GrpcioTls:
     """Server credentials whose certificate can be changed: connections from then on get the new one. The library has
     TLS 1.2 as its least, `h2` by ALPN, and cannot ask for a client certificate without insisting on it.
     """
@@ -46,7 +46,7 @@ def _configuration(material: TlsMaterial) -> Any:
     )
 
 
-class GrpcPeers:
+class GrpcioPeers:
     """The peer of a call. The library tells it anew with each one, so only what matters is asked for."""
 
     def __init__(self, *, addresses: bool, certificates: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
+from gateway.edge.grpc_answers import stream_opened
 from gateway.edge.grpc_methods import CONTROL_METHODS, HEALTH_CHECK, INFER, REFUSED, SERVICE, STREAM_INFER
 
 Context = Any
@@ -50,7 +51,7 @@ class Handlers:
         await self._none.wait()
 
 
-class GrpcioPort:
+class GrpcioStreamPort:
     """`grpc_stream.StreamPort` on the library's context."""
 
     def __init__(self, context: Context) -> None:
@@ -61,7 +62,7 @@ class GrpcioPort:
         return None if message is grpc.aio.EOF else bytes(message)
 
     async def send_headers(self, pairs: list[tuple[str, str]]) -> None:
-        await self._context.send_initial_metadata(tuple(pair for pair in pairs if pair[0] != "x-sluice-attempts"))
+        await self._context.send_initial_metadata(tuple(stream_opened(pairs)))
 
     async def write(self, message: bytes) -> None:
         await self._context.write(message)

@@ -29,7 +29,7 @@ DEAD_MAX = 8
 """Dead servers kept for their calls; of more the oldest is stopped at once. Somebody is killing them on purpose."""
 
 
-class GrpcListener:
+class GrpcioListener:
     """One address and the library's server on it. `make` gives a server that has no port and is not started,
     `credentials` what it needs for TLS; None: the port has none.
     """

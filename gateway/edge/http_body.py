@@ -1,0 +1,196 @@
+"""The body of one request: as it arrives, what it may take, and what becomes of it if it is compressed.
+
+It is waited for where the service asks for it, and an `Expect: 100-continue` is granted there and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from gateway.core.errors import GatewayError, Reason
+from gateway.core.faces import BodyLimits
+from gateway.edge.http_answer import Refusal
+from gateway.edge.http_coding import arriving_bytes_max, request_coding
+from gateway.edge.http_kit import CallKit
+from gateway.edge.inflating import InflatingBody, no_memory
+from gateway.wire.http1 import RequestHead
+
+UNKNOWN_MODEL_LIMITS = BodyLimits(64 * 1024, 64 * 1024)
+"""The limit for a model that no policy names: its call is refused before the body matters."""
+
+
+class BodySource(Protocol):
+    """What a body needs of its connection."""
+
+    def want_body(self, body: ArrivingBody) -> None:
+        """The service waits for the body: read on, and grant what the client expects."""
+        ...
+
+
+class ArrivingBody:
+    """The connection feeds it; who derives from it takes `_pieces` when `_arrive` has returned."""
+
+    __slots__ = (
+        "_arriving_max",
+        "_body_bytes",
+        "_complete",
+        "_fault",
+        "_head",
+        "_inflating",
+        "_kit",
+        "_named",
+        "_outlet",
+        "_pieces",
+        "_reserved",
+        "_waiter",
+        "answered",
+        "body_limit",
+        "limits",
+        "wanted",
+    )
+
+    def __init__(
+        self, kit: CallKit, outlet: BodySource, head: RequestHead, limits: BodyLimits | None, fault: Refusal | None
+    ) -> None:
+        """`limits` are the model's, None if no policy names it; `fault` is what is wrong with the head."""
+        self._kit = kit
+        self._outlet = outlet
+        self._head = head
+        self._fault = fault
+        self.limits = limits = limits or UNKNOWN_MODEL_LIMITS
+        self._named = named = head.get(b"inference-header-content-length")
+        # Without that header all of the body is JSON.
+        self.body_limit = limits.body if named is not None else min(limits.body, limits.json)
+        """Of the body as it is to be read: decompressed."""
+        self._arriving_max = self.body_limit
+        self._inflating: InflatingBody | None = None
+        if fault is None and request_coding(head):
+            self._arriving_max = arriving_bytes_max(self.body_limit)
+            self._inflating = InflatingBody(kit.coding.workers, kit.budget, self.body_limit, self._bomb)
+        self.answered = False
+        self.wanted = False
+        self._pieces: list[bytes | memoryview] = []
+        self._body_bytes = 0
+        self._reserved = 0
+        self._complete = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether it is the client's turn: it has been asked for the body if it wants to be, and the body is good so
+        far.
+        """
+        return self._fault is None and (self.wanted or not self._head.expect_continue)
+
+    @property
+    def held_bytes(self) -> int:
+        """Body bytes that wait for the service to want them."""
+        return 0 if self.wanted else self._body_bytes
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Part of the body."""
+        if self._fault is not None or self.answered:
+            return
+        size = self._body_bytes + len(data)
+        self._body_bytes = size
+        if size > self._arriving_max:
+            self.fail_body(self._too_large(f"the body has more than {self._arriving_max} bytes"))
+        elif size > self._reserved and not self._reserve(size):
+            self.fail_body(no_memory())
+        else:
+            self._pieces.append(data)
+            if self._inflating is not None:
+                wake(self._waiter)
+
+    def end_body(self) -> None:
+        """The body is complete."""
+        self._complete = True
+        wake(self._waiter)
+
+    def fail_body(self, error: GatewayError, status: int = 0) -> None:
+        """The body will not come, or not be kept: `receive` raises `error`. The first one counts. `status` is the HTTP
+        status, 0 for the error's own.
+        """
+        if self._fault is None:
+            self._fault = Refusal(error, status)
+            self._pieces.clear()
+            self._release()
+            wake(self._waiter)
+
+    async def _arrive(self) -> None:
+        """Wait until `_pieces` are the whole body, decompressed. Raises what is wrong with it."""
+        declared = self._head.content_length
+        if declared is not None and self._fault is None:
+            if declared > self._arriving_max:
+                self.fail_body(self._too_large(f"the body has {declared} bytes"))
+            elif declared > self._reserved and not self._reserve(declared):
+                self.fail_body(no_memory())
+        if not self._complete and self._fault is None:
+            self.wanted = True
+            self._outlet.want_body(self)
+        if self._inflating is not None:
+            await self._inflate(self._inflating)
+        while not self._complete and self._fault is None:
+            await self._more()
+        if self._fault is not None:
+            raise self._fault.error
+
+    async def _more(self) -> None:
+        """Wait until something has happened to the body."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    async def _inflate(self, inflating: InflatingBody) -> None:
+        """Put the decompressed body in the place of the one that arrives, as it arrives. What is wrong with it fails
+        the body.
+        """
+        try:
+            while self._fault is None:
+                pieces, self._pieces = self._pieces, []
+                await inflating.add(pieces)
+                if self._pieces or self._fault is not None:
+                    continue
+                if self._complete:
+                    inflating.end()
+                    self._pieces = list(inflating.pieces)
+                    self._kit.budget.release(self._reserved)  # the compressed bytes are gone
+                    self._reserved = 0
+                    return
+                await self._more()
+        except GatewayError as error:
+            self.fail_body(error)
+
+    def _bomb(self) -> GatewayError:
+        return self._too_large(f"the body decompresses to more than {self.body_limit} bytes")
+
+    def _reserve(self, size: int) -> bool:
+        if not self._kit.budget.try_reserve(size - self._reserved):
+            return False
+        self._reserved = size
+        return True
+
+    def _release(self) -> None:
+        if self._reserved:
+            self._kit.budget.release(self._reserved)
+            self._reserved = 0
+        if self._inflating is not None:
+            self._inflating.close()
+            self._inflating = None  # it knows this call: a circle
+
+    def _too_large(self, what: str) -> GatewayError:
+        if self._named is None and self.body_limit < self.limits.body:
+            return GatewayError(Reason.TOO_LARGE, f"{what}, all of it JSON; {self._json_takes()}")
+        return GatewayError(Reason.TOO_LARGE, f"{what}; this model takes at most {self.body_limit}")
+
+    def _json_takes(self) -> str:
+        return f"this model takes at most {self.limits.json} of JSON: send large tensors as binary data"
+
+
+def wake(waiter: asyncio.Future[None] | None) -> None:
+    """Let whoever waits go on."""
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)

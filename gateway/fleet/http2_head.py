@@ -1,0 +1,110 @@
+"""The header block of a request: fields that every call of a connection shares, and those of one call.
+
+The shared ones go through the connection's table, where they come to a byte each; those of one call (its time limit,
+its metadata) are literals that touch no table.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+
+from gateway.core.call import Metadata
+from gateway.core.header_names import PEERS_OWN, PEERS_OWN_PREFIXES
+from gateway.wire.grpc import ACCEPT_ENCODING, encode_timeout
+from gateway.wire.hpack import literal
+from gateway.wire.hpack.encoder import SENSITIVE
+from gateway.wire.hpack.integers import encode_integer
+from gateway.wire.hpack.literals import NEVER_INDEXED, NOT_INDEXED, literal_head
+
+Fields = tuple[tuple[bytes, bytes], ...]
+
+USER_AGENT = b"sluice"
+_NAME = re.compile(r"[a-z0-9_.-]+")
+_MEMO_MAX = 4096
+_SHORT = 127
+"""The first length that the first byte of a string cannot tell."""
+_LENGTHS = tuple(map(chr, range(_SHORT)))
+
+_names: dict[str, tuple[str, bool]] = {}
+"""Metadata names seen before: a literal up to its value, "" for a name that is not sent; and whether it is binary. As
+text, each byte a character: of all ways to join short pieces Python's formatted strings are the quickest by far.
+"""
+_limits: dict[int, bytes] = {}
+"""Time limits seen before, by milliseconds (negative: by tenths of a second): the fields that tell of them."""
+
+
+def shared_fields(path: str, authority: bytes, scheme: bytes) -> Fields:
+    """What all calls of one method on one connection begin with."""
+    return (
+        (b":method", b"POST"),
+        (b":scheme", scheme),
+        (b":path", path.encode("ascii")),
+        (b":authority", authority),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+        (b"user-agent", USER_AGENT),
+        (b"grpc-accept-encoding", ACCEPT_ENCODING),
+    )
+
+
+def own_fields(metadata: Metadata, timeout_s: float) -> bytes:
+    """The encoded fields of one call. An infinite `timeout_s` is no limit, and not sent.
+
+    Metadata that gRPC cannot carry is left out: reserved names, characters outside printable ASCII, and `-bin` values
+    that are not base64.
+    """
+    if not metadata:
+        return _limit_field(timeout_s)
+    block = ""
+    for name, value in metadata:
+        part, binary = _names.get(name) or _learn(name)
+        if not part or not (value.isascii() and value.isprintable()) or (binary and not _is_base64(value)):
+            continue
+        value = value.strip(" ")  # HTTP/2 forbids blanks at the ends, gRPC allows to drop them
+        length = len(value)
+        if length < _SHORT:
+            block = f"{block}{part}{_LENGTHS[length]}{value}"
+        else:
+            block += part + encode_integer(length, _SHORT, 0).decode("latin-1") + value
+    return _limit_field(timeout_s) + block.encode("latin-1")
+
+
+def _limit_field(timeout_s: float) -> bytes:
+    """`grpc-timeout`. The exact limit is the client's own business; what the replica is told is up to 2 % shorter."""
+    if 0.1 <= timeout_s < 10:
+        key = int(timeout_s * 1000 + 0.001)  # 0.29 s is a little less than 290 ms in binary
+        told_s = key / 1000
+    elif 10 <= timeout_s < 1000:
+        key = -int(timeout_s * 10)
+        told_s = key / -10
+    elif timeout_s == float("inf"):
+        return b""
+    else:
+        return literal(b"grpc-timeout", encode_timeout(max(0.0, timeout_s)))
+    field = _limits.get(key)
+    if field is None:
+        if len(_limits) >= _MEMO_MAX:
+            _limits.clear()
+        field = _limits[key] = literal(b"grpc-timeout", encode_timeout(told_s))
+    return field
+
+
+def _learn(name: str) -> tuple[str, bool]:
+    part = ""
+    if name not in PEERS_OWN and not name.startswith(PEERS_OWN_PREFIXES) and _NAME.fullmatch(name):
+        raw = name.encode("ascii")
+        part = literal_head(raw, NEVER_INDEXED if raw in SENSITIVE else NOT_INDEXED).decode("latin-1")
+    if len(_names) >= _MEMO_MAX:
+        _names.clear()
+    learned = _names[name] = (part, name.endswith("-bin"))
+    return learned
+
+
+def _is_base64(value: str) -> bool:
+    try:
+        base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return True

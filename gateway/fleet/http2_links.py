@@ -1,0 +1,73 @@
+"""The connections to one replica: one for what is small, and where it is needed one for what is large.
+
+A kernel holds megabytes of a large tensor that it was given, and whatever is written behind them waits. So messages
+over a bound go over a connection of their own, made when the first of them comes and closed when there were none for a
+while; where it cannot be had they go with the others.
+"""
+
+from __future__ import annotations
+
+import random
+
+from gateway.fleet.http2_answer import Unpacker
+from gateway.fleet.http2_channel import Http2Channel, Http2Options, Startable, Surroundings, Tally
+from gateway.fleet.http2_dial import Dialler
+from gateway.fleet.http2_link import Keepalive
+from gateway.runtime.clock import Clock
+from gateway.runtime.wheel import TimerWheel
+from gateway.runtime.workers import Workers
+
+
+class Http2Links:
+    """All connections of one client."""
+
+    __slots__ = ("_bulk", "_bulk_bytes", "_main", "keepalive", "message_max", "now_s", "tally", "unpacker", "wheel")
+
+    def __init__(
+        self,
+        dialler: Dialler,
+        options: Http2Options,
+        *,
+        clock: Clock,
+        wheel: TimerWheel,
+        chance: random.Random,
+        workers: Workers,
+    ) -> None:
+        """`workers` unpack compressed messages."""
+        self.tally = Tally()
+        self.keepalive = Keepalive(options.keepalive_ms / 1000, options.keepalive_timeout_ms / 1000)
+        self.wheel = wheel
+        self.now_s = clock.now_s
+        self.message_max = options.message_bytes_max
+        self.unpacker = Unpacker(options.message_bytes_max, workers)
+        around = Surroundings(dialler, options, self.keepalive, self.tally, clock, wheel, chance)
+        self._bulk_bytes = options.bulk_bytes
+        self._main = Http2Channel(around)
+        self._bulk = Http2Channel(around, elsewhere=self._with_the_others)
+
+    def start(self, call: Startable) -> None:
+        """Begin it on the connection for its size."""
+        channel = self._main if call.size <= self._bulk_bytes else self._bulk
+        call.channel = channel
+        channel.start(call)
+
+    def _with_the_others(self, call: Startable) -> None:
+        call.channel = self._main
+        self._main.start(call)
+
+    @property
+    def standing(self) -> bool:
+        """Whether there is a connection on which calls can begin."""
+        return self._main.standing
+
+    @property
+    def open(self) -> int:
+        """Connections in all, those that are leaving included."""
+        return self._main.links_open + self._bulk.links_open
+
+    async def aclose(self, text: str) -> None:
+        """What is out is told `text`. When it returns nothing is left."""
+        try:
+            await self._bulk.aclose(text)
+        finally:
+            await self._main.aclose(text)

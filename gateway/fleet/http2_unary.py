@@ -1,0 +1,241 @@
+"""One unary call on our own HTTP/2: a stream of the codec and the future of whoever waits for the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import struct
+from typing import TYPE_CHECKING
+
+from gateway.core.call import Metadata
+from gateway.core.codes import Code
+from gateway.core.faults import UpstreamFault
+from gateway.fleet.http2_answer import Block, fresh, read_block
+from gateway.fleet.http2_faults import expired, no_status, of_grpc, of_reset
+from gateway.fleet.http2_head import own_fields
+from gateway.fleet.http2_link import Http2Link
+from gateway.runtime.wheel import Timer
+from gateway.wire.content_coding import IDENTITY
+from gateway.wire.grpc import PREFIX_BYTES, GrpcFault, MessageReader, message_prefix
+from gateway.wire.hpack import HeaderBlock
+from gateway.wire.http2 import ErrorCode, Stream
+
+if TYPE_CHECKING:
+    from gateway.fleet.http2_channel import Http2Channel
+    from gateway.fleet.http2_links import Http2Links
+
+JOIN_BYTES_MAX = 16 * 1024 - PREFIX_BYTES
+"""A message up to this size is copied behind its prefix; a larger one is handed over as it is."""
+MOVES_MAX = 2
+"""So often a call that certainly did not run is sent again."""
+NEARLY = 0.97
+"""A replica that declares the deadline passed when so much of it has was told a little less, and is right."""
+
+_unpack_prefix = struct.Struct(">BI").unpack_from
+
+
+class UnaryCall(Stream):
+    """From the moment in which somebody wants an answer until `future` has it. The usual answer (a head, one message in
+    one frame, trailers) costs no object but this.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_due_s",
+        "_limit_s",
+        "_link",
+        "_links",
+        "_message",
+        "_metadata",
+        "_moves",
+        "_path",
+        "_reader",
+        "_timer",
+        "_writes",
+        "channel",
+        "compressed",
+        "encoding",
+        "fresh",
+        "future",
+        "size",
+    )
+
+    def __init__(
+        self,
+        links: Http2Links,
+        path: str,
+        message: bytes,
+        metadata: Metadata,
+        limit_s: float,
+        future: asyncio.Future[bytes],
+    ) -> None:
+        """`limit_s` is positive; infinite for no limit."""
+        self._links = links
+        self._path = path
+        self._message = message
+        self.size = len(message)
+        self._metadata = metadata
+        self._limit_s = limit_s
+        self.future = future
+        self.channel: Http2Channel | None = None
+        """Where it waits, or began."""
+        self.fresh = True
+        """No time has passed since it was made."""
+        self.compressed = False
+        self.encoding = IDENTITY
+        """Of the answer in `future`, where that is `compressed`."""
+        self._answer: bytes | None = None
+        self._reader: MessageReader | None = None
+        self._link: Http2Link | None = None
+        """While it is out."""
+        self._writes = 0
+        self._moves = 0
+        if limit_s == math.inf:
+            self._due_s = limit_s
+            self._timer: Timer | None = None
+        else:
+            self._due_s = due_s = links.now_s() + limit_s
+            self._timer = links.wheel.call_at(due_s, self._expire)
+
+    # -- its begin and its end -----------------------------------------------------------------------------------------
+
+    def begin(self, link: Http2Link) -> None:
+        if self.future.done():
+            return
+        left_s = self._limit_s if self.fresh else self._due_s - self._links.now_s()
+        own = own_fields(self._metadata, left_s)
+        codec, block = link.codec, link.head(self._path) + own
+        if self.size <= JOIN_BYTES_MAX:
+            codec.open(self, block, message_prefix(self.size) + self._message, True)
+        else:
+            codec.open(self, block, message_prefix(self.size), False)
+            codec.send_data(self, self._message, True)
+        self._writes = link.flushes
+        self._link = link
+
+    def fail(self, fault: UpstreamFault) -> None:
+        self._settle()
+        if not self.future.done():
+            self.future.set_exception(fault)
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more: the replica is told, if it has it. Nothing if it is over."""
+        link, channel = self._link, self.channel
+        self._settle()
+        if link is not None:
+            self._links.tally.cancelled += 1
+            link.reset(self, ErrorCode.CANCEL)
+        elif channel is not None:
+            channel.forget(self)
+
+    def _expire(self) -> None:
+        sent = self._sent()
+        self.abandon()
+        if not self.future.done():
+            self.future.set_exception(expired(self._limit_s, sent=sent))
+
+    def _settle(self) -> None:
+        """It is over. Lets go of all that holds it, or only the collector of cycles would free it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._link = self.channel = None
+        self._message = b""
+
+    def _sent(self) -> bool:
+        """Whether a byte of it may have left."""
+        link = self._link
+        return link is not None and link.flushes != self._writes
+
+    def _give_up(self, fault: UpstreamFault) -> None:
+        """What comes is of no use: the rest is not wanted."""
+        link = self._link
+        if link is not None:
+            link.reset(self, ErrorCode.CANCEL)
+        self.fail(fault)
+
+    # -- what comes ----------------------------------------------------------------------------------------------------
+
+    def on_headers(self, block: HeaderBlock, end: bool) -> None:
+        said = read_block(block)
+        if end:
+            self._end(said)
+        elif said.fault is not None:
+            self._give_up(fresh(said.fault))
+        else:
+            self.encoding = said.encoding
+
+    def on_data(self, data: bytes, start: int, stop: int, end: bool) -> None:
+        if self._reader is None and self._answer is None and stop - start >= PREFIX_BYTES:
+            flag, length = _unpack_prefix(data, start)
+            body = start + PREFIX_BYTES
+            if length == stop - body and flag <= 1 and length <= self._links.message_max and not end:
+                self._answer = data[body:stop]
+                self.compressed = flag == 1
+                return
+        self._assemble(data, start, stop, end)
+
+    def _assemble(self, data: bytes, start: int, stop: int, end: bool) -> None:
+        """A message in several frames, or one too many."""
+        link, reader = self._link, self._reader
+        if link is None:
+            return
+        link.answers += 1
+        if reader is None:
+            reader = self._reader = MessageReader(self._links.message_max)
+        try:
+            for self.compressed, message in reader.feed(data, start, stop):
+                if self._answer is not None:
+                    raise GrpcFault(Code.INTERNAL, "a unary call was answered with more than one message")
+                self._answer = message
+        except GrpcFault as fault:
+            self._give_up(of_grpc(fault))
+            return
+        if end:
+            self.fail(no_status())
+        else:
+            link.codec.acknowledge(self, stop - start)
+
+    def on_trailers(self, block: HeaderBlock) -> None:
+        self._end(read_block(block))
+
+    def _end(self, said: Block) -> None:
+        link, answer = self._link, self._answer
+        if link is None:
+            return
+        link.answers += 1
+        if said.end is None:
+            self.fail(no_status() if said.fault is None else fresh(said.fault))
+            return
+        code, text = said.end
+        if code is not Code.OK:
+            late = code is Code.DEADLINE_EXCEEDED and self._is_nearly_due()
+            self.fail(UpstreamFault(code, text, from_peer=not late))
+        elif answer is None:
+            inside = self._reader is not None and not self._reader.idle
+            text = "status OK came inside a message" if inside else "status OK came without a message"
+            self.fail(UpstreamFault(Code.INTERNAL, text, from_peer=True))
+        elif self._reader is not None and not self._reader.idle:
+            self.fail(UpstreamFault(Code.INTERNAL, "status OK came inside a second message", from_peer=True))
+        else:
+            self._settle()
+            if not self.future.done():
+                self.future.set_result(answer)
+
+    def _is_nearly_due(self) -> bool:
+        return self._links.now_s() >= self._due_s - self._limit_s * (1 - NEARLY)
+
+    def on_reset(self, code: int, text: str, from_peer: bool, unprocessed: bool) -> None:
+        link, channel = self._link, self.channel
+        if link is None or channel is None:
+            return
+        sent = self._sent()
+        if (unprocessed or not sent) and self._moves < MOVES_MAX:
+            self._moves += 1
+            self._links.tally.moved += 1
+            self.fresh = False
+            self._link = self._reader = self._answer = None
+            # Not now: the connection is in the midst of its end, or full.
+            asyncio.get_running_loop().call_soon(channel.start, self)
+            return
+        self.fail(of_reset(link.codec, code, text, from_peer=from_peer, unprocessed=unprocessed, sent=sent))

@@ -1,0 +1,154 @@
+"""Messages that look like one before: what a record shows of them, without reading them again.
+
+Calls of one model mostly differ in nothing but the elements of their tensors. A message whose size, and whose bytes
+outside of the elements, are those of a message that was read has its elements in the same places; all else that is
+shown of its tensors is the same too. Finding that out costs one comparison per tensor.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import orjson
+
+from gateway.records.tensors import FIRST_VALUES, FORMATS, SIZES, VALUES_MAX, Tensor, figures, plain_figures
+
+ENTRIES_MAX = 1024
+CONSTANT_BYTES_MAX = 4096
+"""Of one message, outside of its elements. With more, reading it again is the smaller evil."""
+MISSES_MAX = 16
+"""So many messages of one size that look otherwise, and the layout is given up for that of the next one."""
+
+Unpack = Callable[..., tuple[Any, ...]]
+Numeric = tuple[msgspec.Raw, Unpack | None, int]
+"""A tensor of numbers: what is always shown of it, what reads the numbers, and where they are."""
+
+
+class Summed(msgspec.Struct, gc=False, frozen=True):
+    """One tensor's summary. The first member brings along what is always the same: datatype, shape and count."""
+
+    name: msgspec.Raw
+    first: Sequence[object]
+    min: object
+    max: object
+    mean: float
+
+
+class Layout:
+    """One kind of message."""
+
+    __slots__ = ("_first", "_numeric", "_others", "_shown", "misses")
+
+    def __init__(
+        self, constants: Sequence[tuple[int, bytes]], shown: msgspec.Raw | None, numeric: Sequence[Numeric]
+    ) -> None:
+        """`constants` are the pieces outside of the elements, the first one at 0. `shown` is what is shown of all
+        tensors; None: it depends on the numbers of `numeric`.
+        """
+        self._first = constants[0][1]
+        self._others = tuple(constants[1:])
+        self._shown = shown
+        self._numeric = tuple(numeric)
+        self.misses = 0
+
+    def fits(self, message: bytes) -> bool:
+        """Whether `message`, which has the size of the one this was learned from, is like it."""
+        if not message.startswith(self._first):
+            return False
+        for at, constant in self._others:  # noqa: SIM110 - a generator costs more than what it would ask
+            if not message.startswith(constant, at):
+                return False
+        return True
+
+    def tensors(self, message: bytes) -> msgspec.Raw | list[Summed | dict[str, Any]]:
+        """What a record shows of the tensors of a message that fits."""
+        if self._shown is not None:
+            return self._shown
+        shown: list[Summed | dict[str, Any]] = []
+        for head, unpack, at in self._numeric:
+            if unpack is None:
+                shown.append({"name": head})
+                continue
+            numbers = unpack(message, at)
+            found = plain_figures(numbers)
+            if found is None:
+                shown.append({"name": head, **figures(numbers)})
+            else:
+                shown.append(Summed(head, numbers[:FIRST_VALUES], *found))
+        return shown
+
+
+class Layouts:
+    """The layouts of one side (requests or answers), by model and size. Bounded. `summary`: the elements are summed up,
+    not only the shapes shown.
+    """
+
+    __slots__ = ("_known", "raw_field", "summary")
+
+    def __init__(self, raw_field: int, *, summary: bool) -> None:
+        self.raw_field = raw_field
+        """The field of the message that holds the elements."""
+        self.summary = summary
+        self._known: dict[tuple[str, int], Layout | None] = {}
+        """None: seen once. Sizes that come once are not worth learning."""
+
+    def find(self, model: str, message: bytes) -> Layout | None:
+        """The layout of `message`, if it is one that is known."""
+        layout = self._known.get((model, len(message)))
+        if layout is None or layout.fits(message):
+            return layout
+        layout.misses += 1
+        return None
+
+    def learn(self, model: str, message: bytes, tensors: Sequence[Tensor], count: int) -> None:
+        """`message`, which no layout fitted, was read. `count` is how many tensors it has."""
+        known, key = self._known, (model, len(message))
+        if key not in known:
+            if len(known) >= ENTRIES_MAX:
+                known.clear()
+            known[key] = None
+            return
+        layout = known[key]
+        if layout is None or layout.misses >= MISSES_MAX:
+            known[key] = _layout(message, tensors, count, self.summary)
+
+
+def _layout(message: bytes, tensors: Sequence[Tensor], count: int, summary: bool) -> Layout | None:
+    constants: list[tuple[int, bytes]] = []
+    numeric: list[Numeric] = []
+    at = 0
+    for tensor in tensors:
+        if tensor.raw is None:
+            return None
+        constants.append((at, message[at : tensor.start]))
+        at = tensor.start + len(tensor.raw)
+        if summary:
+            row = _numeric(tensor)
+            if row is None:
+                return None
+            numeric.append(row)
+    constants.append((at, message[at:]))
+    if count > len(tensors) or sum(len(constant) for _, constant in constants) > CONSTANT_BYTES_MAX:
+        return None
+    shown = None
+    if not summary:
+        shown = msgspec.Raw(orjson.dumps([tensor.description.shown for tensor in tensors]))
+    return Layout([constants[0], *(each for each in constants[1:] if each[1])], shown, numeric)
+
+
+def _numeric(tensor: Tensor) -> Numeric | None:
+    """None for a tensor of something else than plain numbers."""
+    assert tensor.raw is not None
+    code, size = FORMATS.get(tensor.description.datatype), SIZES.get(tensor.description.datatype)
+    if code is None or size is None:
+        return None
+    count = len(tensor.raw) // size
+    if count > VALUES_MAX:
+        return None
+    named = orjson.dumps({**tensor.description.shown, "count": count})
+    # Raw JSON may be more than its member's value: the members that follow it.
+    head = msgspec.Raw(named[len(b'{"name":') : -1])
+    return head, struct.Struct(f"<{count}{code}").unpack_from if count else None, tensor.start

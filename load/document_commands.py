@@ -1,0 +1,167 @@
+"""The part of the lab's manual that is about the commands beside `run`: each one's own help, what its verdict means and
+what its JSON holds. Tests hold the tables of members to what the commands write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+
+from load.__main__ import COMMANDS, described
+from load.figures import OTHERS_CORES_MAX, TIMER_LATE_MS_MAX, UNJUDGED
+from load.soak_figures import BLOCKS, LOST_SHARE_MAX, RESOLUTION_MB, SAMPLES_MIN, STAYS_SLACK
+from load.verdict import CLEAR_SHARE, PAIRS_MIN, ROUNDS_MIN, SPREAD_MAX, UNCHANGED_RATIO_MAX
+
+CHECKS = "what was judged: `name`, `limit`, `measured`, and `pass`, which is null if it is inconclusive"
+WITH_WHY = f"{CHECKS}; then `why` has the reason"
+
+VERDICTS: Mapping[str, str] = {
+    "compare": f"""\
+Each round gives one ratio of each kind, and the figure is the median over the rounds. A round is disturbed if the
+generator's timers came more than {TIMER_LATE_MS_MAX:g} ms late at p99, or other work took more than
+{OTHERS_CORES_MAX:g} CPUs; it is done once more then, and counted as it is. For each `--limit`:
+
+- **pass**: the median is within the limit.
+- **fail**: it is beyond, and so are at least {CLEAR_SHARE:.0%} of the rounds. One call that failed or was answered
+  wrongly, on either side, fails the comparison too, whatever the limits say.
+- **inconclusive**: fewer than {ROUNDS_MIN} rounds; more than half of them disturbed; a median beyond the limit with
+  fewer than {CLEAR_SHARE:.0%} of the rounds; or rounds that disagree (the 95 % interval of their median is wider than
+  {SPREAD_MAX:.0%} of it) with the limit inside the interval. The line of the check says which.
+- **{UNJUDGED}**: no `--limit` was set, so no ratio was judged; the exit code is 0. Ratios that mean nothing by
+  themselves are marked in the table all the same.
+
+Callers in a closed loop measure what calls cost, not how long users wait: for latency under a rate take `run`.""",
+    "connections": f"""\
+The verdict is **fail** if a check is missed, else **inconclusive** if one is open. Only one can be: that of the p50 of
+calls beside the idle connections over that without them, at most {UNCHANGED_RATIO_MAX:g} as the median of at least
+{PAIRS_MIN} pairs, judged as a `--limit` of `compare`; its line says why. The others are counts: connections opened,
+kept, and gone at the end, memory, failed calls, descriptors and tasks left over.""",
+    "perf-analyzer": """\
+There is no verdict: it prints the tool's own figures, side by side. A call that fails ends the tool, and the command
+with exit code 1.""",
+    "soak": f"""\
+The run is cut into quarters: the first warms up, the second is what the last is compared with.
+
+- **pass**: memory's slope over the second half and its growth are within their limits; descriptors, tasks and series of
+  the metrics page grew by no more than {STAYS_SLACK} or 5 %; p50 and p99 did not drift ({BLOCKS} blocks of each
+  quarter, compared in pairs and judged as a `--limit` of `compare`); at the end nothing is in flight or left open, and
+  every call has its record; at most {LOST_SHARE_MAX:.1%} of the calls ended otherwise than their kind of traffic is
+  meant to, and none was answered wrongly.
+- **fail**: one of them is missed, clearly: for the slope with its whole 95 % interval, {RESOLUTION_MB:g} MB of chance
+  allowed.
+- **inconclusive**: a run too short (fewer than {SAMPLES_MIN} readings in the second half say nothing about a slope), a
+  slope whose interval lies on both sides of the limit, or other work that took more than {OTHERS_CORES_MAX:g} CPUs in a
+  quarter.""",
+}
+"""What the verdict of each command means."""
+
+MEMBERS: Mapping[str, Mapping[str, str]] = {
+    "compare": {
+        "protocol": "`http` or `grpc`",
+        "concurrency": "callers",
+        "sides": "`sluice` and the peer, each with the sum of `calls`, `errors`, `error_kinds`, and the medians over "
+        "the rounds of `rps`, `p50_ms`, `p99_ms`, `cpu_us_per_call`, `rss_mb` (of the proxy), "
+        "`triton_cpu_us_per_call`, `generator_cpu_us_per_call`, `others_cores`, `timer_late_p99_ms`; null where there "
+        "is no proxy",
+        "ratios": "`cpu`, `p50`, `p99`, `rps`: medians of the rounds' own ratios, Sluice over the peer",
+        "spread": "of each ratio `mad` (median absolute deviation), `low` to `high` (95 % interval of the median), "
+        "`min`, `max`",
+        "inconclusive": "ratios that mean nothing by themselves, each with the reason",
+        "verdict": f"`pass`, `fail`, `inconclusive`, `{UNJUDGED}`",
+        "checks": WITH_WHY,
+        "disturbed_rounds": "how many of the rounds",
+        "setting": "peer, times, machine, …",
+        "rounds": "all of them: `sluice`, `peer`, `load_average`",
+    },
+    "connections": {
+        "scenario": "`connections`",
+        "verdict": "`pass`, `fail`, `inconclusive`",
+        "checks": WITH_WHY,
+        "figures": "the gateway before, with and after the connections (`rss_mb_…`, `kb_per_connection`, "
+        "`descriptors_during`, `tasks_during`), `seconds_to_open`, the calls' `p50_ms_…` and `p99_ms_…` `alone` and "
+        "`beside` them, `p50_ratio` with its spread, and all `cycles`",
+    },
+    "perf-analyzer": {
+        "protocol": "`http` or `grpc`",
+        "streaming": "whether over ModelStreamInfer",
+        "concurrency": "calls out",
+        "model": "its name",
+        "machine": "its name",
+        "sides": "each peer with medians of what the tool reports: `requests`, `inferences_per_s`, `responses_per_s`, "
+        "`avg_us`, `p50_us` to `p99_us`, and by the server's own statistics `server_inferences`, `server_executions`, "
+        "`server_queue_us`, `server_compute_us`",
+        "rate_ratios_to_direct": "of each other peer, if `direct` is among them",
+        "runs": "each peer's figures, run by run",
+    },
+    "soak": {
+        "scenario": "`soak`",
+        "verdict": "`pass`, `fail`, `inconclusive`",
+        "checks": CHECKS,
+        "figures": "memory, CPU and latency by quarter, ranges of the counts, records, and under `traffic` the endings "
+        "of each kind of calls",
+        "setting": "rate, deadline, shares of the traffic, machine, how late the generator was, …",
+        "samples": "every reading of the gateway: `at_s`, `rss_bytes`, `descriptors`, `tasks`, `in_flight`, …",
+        "seconds": "every second: `offered`, `ended`, `failed`, `p50_ms`, `p99_ms`, `max_ms`",
+    },
+}
+"""The members of each command's JSON."""
+
+
+def commands_table() -> Iterator[str]:
+    """What each command is for."""
+    yield "| command | what it is for |"
+    yield "|---|---|"
+    for name in ("run", *VERDICTS):
+        yield f"| [`{name}`](#{name}) | {described(COMMANDS[name])} |"
+    yield ""
+
+
+def sections() -> Iterator[str]:
+    """One section for each command but `run`."""
+    for name, verdict in VERDICTS.items():
+        yield f"## {name}\n"
+        yield f"{described(COMMANDS[name])}\n"
+        yield from _help(name)
+        yield f"{verdict}\n"
+        yield "`--json OUT` writes one object:\n"
+        yield "| member | what it holds |"
+        yield "|---|---|"
+        for member, meaning in MEMBERS[name].items():
+            yield f"| `{member}` | {meaning} |"
+        yield ""
+
+
+def _help(name: str) -> Iterator[str]:
+    """A command's examples, its explanation and its options, as its own `--help` has them."""
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"load.{name.replace('-', '_')}").configure(parser)
+    assert parser.epilog is not None
+    examples, *paragraphs, codes = parser.epilog.split("\n\n")
+    yield "```"
+    yield from (line.strip() for line in examples.splitlines()[1:])
+    yield "```\n"
+    for paragraph in (*paragraphs, codes[0].upper() + codes[1:] + "."):
+        yield textwrap.fill(_prose(paragraph), 120, break_on_hyphens=False, break_long_words=False) + "\n"
+    yield "| option | meaning |"
+    yield "|---|---|"
+    for action in parser._actions:
+        if action.dest != "help":
+            yield f"| `{_invocation(action)}` | {_prose(action.help or '')} |"
+    yield ""
+
+
+def _invocation(action: argparse.Action) -> str:
+    value = str(action.metavar or "")
+    if action.choices is not None and action.metavar is None:
+        value = "{" + ",".join(map(str, action.choices)) + "}" + (" …" if action.nargs == "+" else "")
+    if action.nargs == 0:
+        value = ""
+    return " ".join(filter(None, (*action.option_strings[:1], value)))
+
+
+def _prose(text: str) -> str:
+    """Lines joined, options set as code."""
+    return re.sub(r"(?<![\w`-])--([a-z][a-z-]*)?(?![\w-])", r"`\g<0>`", " ".join(text.split()))
