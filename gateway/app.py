@@ -9,7 +9,6 @@ write the last records. A second signal ends at once.
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
 import logging
 import os
@@ -49,6 +48,7 @@ from gateway.policy.tls_schema import UpstreamTls
 from gateway.records.file_store import FileStore, breathe
 from gateway.runtime.chance import Chance
 from gateway.runtime.clock import SystemClock
+from gateway.runtime.collector import settle
 from gateway.runtime.descriptors import raise_descriptor_limit
 from gateway.runtime.files import SystemFiles
 from gateway.runtime.listen import ListenError
@@ -379,12 +379,7 @@ async def serve(policies: PolicySet) -> int:
 
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
     await app.start()
-    # What exists now lives as long as the process: the collector need not look at it again and again.
-    gc.collect()
-    gc.freeze()
-    # Decoding one large JSON makes millions of objects, and with the default threshold a full collection for each few
-    # hundred thousand of them: four times the time of the decoding itself.
-    gc.set_threshold(50_000, 20, 100)
+    settle()
     await stop.wait()
     clean = False
     try:

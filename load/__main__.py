@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     "connections": "what thousands of idle HTTP connections cost the gateway, and whether others feel them",
     "perf-analyzer": "NVIDIA's own load generator, unmodified, through Sluice or directly",
     "soak": "steady load of every kind for a long time: what grows, and do calls take longer?",
+    "stages": "what one call costs the gateway's process, stage by stage, beside its budget",
     "run": "a scenario as open-loop load, with a verdict, figures and pictures",
 }
 """Name to what it is for. `load/<name>.py`, with `_` for `-`, has `configure(parser)` and `run(arguments) -> int`."""

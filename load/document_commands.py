@@ -26,7 +26,8 @@ generator's timers came more than {TIMER_LATE_MS_MAX:g} ms late at p99, or other
 
 - **pass**: the median is within the limit.
 - **fail**: it is beyond, and so are at least {CLEAR_SHARE:.0%} of the rounds. One call that failed or was answered
-  wrongly, on either side, fails the comparison too, whatever the limits say.
+  wrongly, on either side, fails the comparison too, whatever the limits say; so does one that Triton, by its own
+  count, did not execute, or executed twice.
 - **inconclusive**: fewer than {ROUNDS_MIN} rounds; more than half of them disturbed; a median beyond the limit with
   fewer than {CLEAR_SHARE:.0%} of the rounds; or rounds that disagree (the 95 % interval of their median is wider than
   {SPREAD_MAX:.0%} of it) with the limit inside the interval. The line of the check says which.
@@ -55,6 +56,9 @@ The run is cut into quarters: the first warms up, the second is what the last is
 - **inconclusive**: a run too short (fewer than {SAMPLES_MIN} readings in the second half say nothing about a slope), a
   slope whose interval lies on both sides of the limit, or other work that took more than {OTHERS_CORES_MAX:g} CPUs in a
   quarter.""",
+    "stages": """\
+There is no verdict: a budget is a plan, and what is judged is the whole, by `compare`. A stage whose interval is wide
+was measured on a busy machine.""",
 }
 """What the verdict of each command means."""
 
@@ -62,7 +66,8 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
     "compare": {
         "protocol": "`http` or `grpc`",
         "concurrency": "callers",
-        "sides": "`sluice` and the peer, each with the sum of `calls`, `errors`, `error_kinds`, and the medians over "
+        "sides": "`sluice` and the peer, each with the sum of `calls`, `errors`, `error_kinds`, of all calls that were "
+        "`sent`, and of Triton's `inferences` and `executions` (`batch` is their ratio), and the medians over "
         "the rounds of `rps`, `p50_ms`, `p99_ms`, `cpu_us_per_call`, `rss_mb` (of the proxy), "
         "`triton_cpu_us_per_call`, `generator_cpu_us_per_call`, `others_cores`, `timer_late_p99_ms`; null where there "
         "is no proxy",
@@ -105,6 +110,14 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
         "setting": "rate, deadline, shares of the traffic, machine, how late the generator was, …",
         "samples": "every reading of the gateway: `at_s`, `rss_bytes`, `descriptors`, `tasks`, `in_flight`, …",
         "seconds": "every second: `offered`, `ended`, `failed`, `p50_ms`, `p99_ms`, `max_ms`",
+    },
+    "stages": {
+        "stages": "each with `name`, `group`, `us` per call (the median over the rounds), and its 95 % interval from "
+        "`low` to `high`",
+        "groups": "the sums of their stages as `us`, beside `budget_us`",
+        "floor_us": "what the driver itself costs: a task, a call, and an answer at once",
+        "setting": "rate, rounds, loop, machine, …",
+        "rounds": "microseconds of CPU per call of each depth, of the whole `process` and of the thread of the `loop`",
     },
 }
 """The members of each command's JSON."""

@@ -21,6 +21,7 @@ from gateway.core.reply import Reply
 from gateway.core.service import Service
 from gateway.layers.record import CallSink, RecordLayer
 from gateway.runtime import loop
+from gateway.runtime.collector import settle
 from load import accounting
 from load.inputs import Calls, IdentityInputs
 from load.options import positive_int, require_json_folder, tell
@@ -226,7 +227,7 @@ class Caller:
         )
 
     async def measure(self, depth: Depth, calls: int) -> Cpu:
-        """CPU per call at this depth, without that of the preparation and with that of the task and of the call itself."""
+        """CPU per call at this depth: with that of the task and of the call itself, without that of the preparation."""
         gc.collect()
         begun_process, begun_loop = time.process_time_ns(), time.thread_time_ns()
         done = await self._drive(depth, calls)
@@ -265,6 +266,7 @@ class Caller:
 async def _measure(folder: Path, arguments: argparse.Namespace) -> list[Round]:
     rounds: list[Round] = []
     async with stage_house(folder, replicas=arguments.replicas, slots=arguments.burst) as house:
+        settle()
         caller = Caller(house, rps=arguments.rps, burst=arguments.burst)
         found, chance = list(depths(house)), random.Random(SEED)
         for number in range(arguments.rounds + 1):
@@ -281,7 +283,7 @@ async def _measure(folder: Path, arguments: argparse.Namespace) -> list[Round]:
 
 
 def document(rounds: Sequence[Round], setting: dict[str, Any]) -> dict[str, Any]:
-    """The JSON: `stages` with medians and their 95 % intervals, `groups` with their budgets, the floor, all readings."""
+    """The JSON: `stages` with medians and their 95 % intervals, `groups` with budgets, the floor, and all readings."""
     stages = []
     for stage in STAGES:
         found = spread([stage.us(reading) for reading in rounds])

@@ -303,6 +303,17 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "To clients it is the same code, and they learn why.",
     ),
     Deviation(
+        "grpc-requests",
+        "gRPC",
+        "A request with another method than POST, or another content type than `application/grpc`, is reset; one "
+        "without `te: trailers` ends as UNKNOWN.",
+        "405 and, where the content type is not `application/grpc`, 415, in plain HTTP with a text; `te` may be "
+        "missing. A unary call without a message is INTERNAL, and one whose message does not come within "
+        "`gateway.grpc.message_idle_timeout_ms` DEADLINE_EXCEEDED.",
+        "Who speaks another protocol learns it, as the specification of gRPC over HTTP/2 asks; and a call that never "
+        "comes keeps no place.",
+    ),
+    Deviation(
         "grpc-strict",
         "gRPC",
         "A known field of another wire type than its own is overlooked. On a stream, bytes that are no message end it "

@@ -1,7 +1,8 @@
 """One HTTP/2 connection of the gRPC port: bytes to the codec, its output to the transport once per turn, flow control.
 
-*Reading* pauses while RPCs that have come wait for their turn to begin, and while the client takes nothing: so it can
-provoke nothing that cannot be sent. *Writing*: while the transport is over its high-water mark the codec keeps what it
+*Reading* goes by pieces of `READ_BYTES`, and pauses where one connection has had its share of the loop's turn: it has
+taken long, or RPCs wait for their turn to begin. It pauses too while the client takes nothing: so it can provoke
+nothing that cannot be sent. *Writing*: while the transport is over its high-water mark the codec keeps what it
 has, and answers wait in their calls. What a slow client leaves here is counted against the memory for bodies.
 """
 
@@ -25,8 +26,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sluice.edge.grpc")
 
+READ_BYTES = 64 * 1024
+"""One read: at the worst 3,000 requests that are refused, or 6,000 pieces of a message. (Event loops read four times as
+much at once, and up to 32 times before they look at another connection.)"""
+TURN_S = 0.005
+"""A connection that has needed so long goes on when the others have had their turn."""
 TURN_RPCS_MAX = 64
-"""RPCs of one connection that begin before the others get their turn: one read may hold thousands of small ones."""
+"""RPCs of one connection that begin in one turn; what each costs its services comes in the next."""
 JOIN_BYTES_MAX = 64 * 1024
 """Output up to this size leaves in one piece; of larger no byte is copied here."""
 
@@ -41,6 +47,7 @@ class GrpcConnection(PacedGrpcConnection):
         "_greeting",
         "_scheduled",
         "_waiters",
+        "_yielded",
         "heads",
     )
 
@@ -55,6 +62,8 @@ class GrpcConnection(PacedGrpcConnection):
         self._begun = 0
         self._deferred: deque[tuple[Rpc, bytes]] = deque()
         """RPCs whose message is there and whose turn to begin has not come."""
+        self._yielded = False
+        """What else the client has sent waits for this connection's next turn."""
         self._waiters: deque[asyncio.Future[None]] = deque()
         self.codec.on_output = self._schedule
 
@@ -73,6 +82,12 @@ class GrpcConnection(PacedGrpcConnection):
             self.heads = HeadReader(self.port.kit.reader, self.port.peers.of(transport))
         self.timer.watch()
 
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.port.read_buffer  # all share it: it is read from before anything else happens
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self.port.read_buffer[:nbytes]))
+
     def data_received(self, data: bytes) -> None:
         if self.finished:
             return
@@ -89,6 +104,8 @@ class GrpcConnection(PacedGrpcConnection):
             return
         if self.codec.closed:
             self._closed()
+        elif self.kit.clock.now_s() - now_s > TURN_S:
+            self._yield_turn()
         elif self.awaiting or self._deferred:
             self._regulate()
 
@@ -101,7 +118,8 @@ class GrpcConnection(PacedGrpcConnection):
         self._leave("the connection was lost")
         self.transport = None
         self.timer.close()
-        self.codec.on_output = None
+        # It knows this connection: a circle. Work that still goes on sends what it likes to one that is closed.
+        self.codec = self.port.closed_codec
         self.port.connection_closed(self)
 
     def pause_writing(self) -> None:
@@ -149,12 +167,20 @@ class GrpcConnection(PacedGrpcConnection):
 
     def defer(self, rpc: Rpc, message: bytes) -> None:
         """Let it begin in a later turn."""
-        if not self._deferred:
-            self.loop.call_soon(self._go_on)
         self._deferred.append((rpc, message))
+        self._yield_turn()
+
+    def _yield_turn(self) -> None:
+        if not self._yielded:
+            self._yielded = True
+            self.loop.call_soon(self._go_on)
+        self._regulate()
 
     def _go_on(self) -> None:
         """The next turn."""
+        self._yielded = False
+        if self.finished:
+            return
         deferred = self._deferred
         try:
             for _ in range(min(TURN_RPCS_MAX, len(deferred))):
@@ -165,13 +191,15 @@ class GrpcConnection(PacedGrpcConnection):
             self._broken(fault)
             return
         if deferred:
-            self.loop.call_soon(self._go_on)
+            self._yield_turn()
         else:
             self._regulate()
 
     def _regulate(self) -> None:
         """Read on, or do not; see to the time-outs."""
-        pause = bool(self._deferred) or self.write_paused
+        if self.finished:
+            return
+        pause = self._yielded or self.write_paused
         if pause is not self.reading_paused:
             self.pause_reading(pause)
         self.timer.watch()

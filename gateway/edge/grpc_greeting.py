@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.wire.http2 import ErrorCode
-from gateway.wire.http2.frames import PREFACE, SETTINGS, goaway, pack_head
+from gateway.wire.http2.frames import PREFACE
 
 _TEXT = b"this port speaks gRPC, over HTTP/2 with prior knowledge; HTTP/1.1 has a port of its own\n"
 HTTP1_ANSWER = (
@@ -16,18 +15,17 @@ _TLS_HANDSHAKE = 0x16
 
 
 _PLAIN_TEXT = b'{"error":"this port speaks TLS"}\n'
-_PLAIN_HTTP1_ANSWER = (
+_PLAIN_ANSWER = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
     b"x-sluice-reason: bad_request\r\nConnection: close\r\n\r\n%b"
 ) % (len(_PLAIN_TEXT), _PLAIN_TEXT)
-_PLAIN_HTTP2_ANSWER = pack_head(SETTINGS, 0, 0) + goaway(0, ErrorCode.INADEQUATE_SECURITY, "this port speaks TLS")
 
 
 def plain_answer(data: bytes) -> bytes:
-    """What the TLS port tells a client whose first bytes are these and no TLS."""
-    if data.startswith(PREFACE[: len(data)]):
-        return _PLAIN_HTTP2_ANSWER
-    return _PLAIN_HTTP1_ANSWER if data[:1].isalpha() else b""
+    """What the TLS port tells a client whose first bytes are these and no TLS. To HTTP/2 too in HTTP/1.1: gRPC's
+    library takes a GOAWAY for the end of a good connection, and would come again at once, and again.
+    """
+    return _PLAIN_ANSWER if data[:1].isalpha() else b""
 
 
 def greeting_fault(data: bytes) -> bytes | None:

@@ -59,7 +59,7 @@ class RpcHead:
         self.method = method
         """The path of a known method, else ""."""
         self.headers = headers
-        self.named = True
+        self.named = False
         """The caller gave the request its id; else `headers.request_id` is for one RPC only."""
         self.timeout_s: float | None = headers.timeout_s
         """The shorter of what the caller's two headers say."""
@@ -101,10 +101,12 @@ class HeadReader:
             rest = fields
             head = RpcHead(UNSERVED, "", self._reader.read_bytes(fields, self._peer))
             self._read_kind(head, fields)
-        head.named = False
         for name, value in rest:
             if name in _READ_HERE:
-                _take(head, name, value)
+                if name == _REQUEST_ID:
+                    head.named = value != b""
+                else:
+                    _take(head, name, value)
         if head.fault is None and head.headers.fault is None:
             block.note = head
         return head
@@ -131,9 +133,7 @@ class HeadReader:
 def _take(head: RpcHead, name: bytes, value: bytes) -> None:
     """One of the fields that are read here. Of several of one name the last counts."""
     try:
-        if name == _REQUEST_ID:
-            head.named = bool(value)
-        elif name == b"grpc-timeout":
+        if name == b"grpc-timeout":
             head.timeout_s = least(head.headers.timeout_s, parse_timeout(value))
         elif name == b"grpc-encoding":
             head.encoding = read_encoding(value)

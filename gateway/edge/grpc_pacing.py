@@ -40,7 +40,7 @@ class Lag:
         self.since_s = since_s
 
 
-class PacedGrpcConnection(asyncio.Protocol):
+class PacedGrpcConnection(asyncio.BufferedProtocol):
     """Sees to the time-outs, and to what slow clients leave here. Who derives from it moves the bytes."""
 
     __slots__ = (
@@ -236,9 +236,11 @@ class PacedGrpcConnection(asyncio.Protocol):
 
     def written(self, rpc: Rpc) -> None:
         """Something was sent on `rpc`. What of it must wait is counted."""
-        if rpc.state & QUEUED and rpc not in self.lagging:
-            self.lagging[rpc] = Lag(0, self.kit.clock.now_s())
-            if self._count(rpc, self.lagging[rpc]):
+        if rpc.state & QUEUED:
+            lag = self.lagging.get(rpc)
+            if lag is None:
+                lag = self.lagging[rpc] = Lag(0, self.kit.clock.now_s())
+            if self._count(rpc, lag):
                 self.timer.watch()
 
     def _count(self, rpc: Rpc, lag: Lag) -> bool:

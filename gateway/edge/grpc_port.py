@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.edge.grpc_blocks import AnswerBlocks
-from gateway.edge.grpc_connection import GrpcConnection
+from gateway.edge.grpc_connection import READ_BYTES, GrpcConnection
 from gateway.edge.grpc_kit import CUT_GRACE_S, LISTEN_KEY, GrpcKit, cut_short
 from gateway.edge.grpc_rpc import Rpc
 from gateway.edge.grpc_stream import ClientStream
@@ -20,7 +20,7 @@ from gateway.edge.tls_peers import TransportPeers
 from gateway.policy.schema import GrpcLimits
 from gateway.runtime.listen import listen_error, split_address
 from gateway.runtime.wheel import TimerWheel
-from gateway.wire.http2 import Http2Limits
+from gateway.wire.http2 import Http2Limits, Http2Server, Stream
 
 _log = logging.getLogger("sluice.edge.grpc")
 
@@ -59,6 +59,10 @@ class GrpcPort:
         self.tasks: dict[asyncio.Task[None], Rpc] = {}
         """Work under way. Strong references: asyncio keeps only weak ones."""
         self.streams: dict[ClientStream, None] = {}
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self.closed_codec = Http2Server(self.http2_limits, Stream)
+        """Takes what is sent on streams that are over, and drops it."""
+        self.closed_codec.lost("closed")
         self._tls = tls
         if tls is not None:
             tls.has_room = self._has_room
@@ -81,7 +85,8 @@ class GrpcPort:
         bound = self._listener.sockets[0].getsockname()
         return f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
 
-    def _protocol(self) -> asyncio.Protocol:
+    def _protocol(self) -> asyncio.BaseProtocol:
+        # What comes out of TLS is in memory already, and is handed over as it is.
         return GrpcConnection(self) if self._tls is None else self._tls.protocol(lambda: GrpcConnection(self))
 
     # ------------------------------------------------------------ connections

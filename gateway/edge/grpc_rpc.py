@@ -88,11 +88,9 @@ class Rpc(Stream):
         self.request_id = head.headers.request_id if head.named else connection.kit.reader.new_request_id()
         if not connection.port.admit(self):
             self.refuse(GatewayError(Reason.QUEUE_FULL, TOO_MANY, retry_after_s=1.0))
-        elif head.fault is not None:
-            self._refuse_head(head.fault, head.status)
-        elif head.kind == UNSERVED:
-            name = head.method.removeprefix(SERVICE) or "other"
-            self.refuse(connection.kit.desk.refuse(name, REFUSED.get(head.method, "")), counted=True)
+        elif head.fault is not None or head.kind == UNSERVED:
+            self.phase = WORK
+            self._begin(b"")
         elif head.kind == STREAM:
             try:
                 self.open_stream()
@@ -230,12 +228,18 @@ class Rpc(Stream):
 
     def begin(self, message: bytes) -> None:
         """Begin the work. A fault of ours in it is one RPC's, and not its connection's with all the others."""
-        kind = self.head.kind
+        head = self.head
+        kind = head.kind
         try:
-            if kind == CALL:
+            if head.fault is not None:
+                self._refuse_head(head.fault, head.status)
+            elif kind == CALL:
                 self.begin_call(message)
             elif kind == CONTROL:
                 self._answer(message)
+            elif kind == UNSERVED:
+                name = head.method.removeprefix(SERVICE) or "other"
+                self.refuse(self.connection.kit.desk.refuse(name, REFUSED.get(head.method, "")), counted=True)
             else:
                 self.ask(message)
         except Exception as raised:

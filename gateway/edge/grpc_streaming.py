@@ -49,10 +49,10 @@ class ServerStream:
         "_reader",
         "_rpc",
         "_started",
+        "_stream",
         "_task",
         "_timer",
         "_writer",
-        "stream",
     )
 
     def __init__(self, rpc: Rpc) -> None:
@@ -78,7 +78,7 @@ class ServerStream:
         self._timer: Timer | None = None
         self._task: asyncio.Task[None] | None = None
         deadline_s = math.inf if head.timeout_s is None else connection.now_s + head.timeout_s
-        self.stream = ClientStream(
+        self._stream: ClientStream | None = ClientStream(
             kit.streams, self, with_id(head.headers, rpc.request_id), deadline_s, true_status=head.true_status
         )
         if deadline_s != math.inf:
@@ -97,7 +97,8 @@ class ServerStream:
         rpc.part = served = cls(rpc)
         served._task = task = connection.loop.create_task(served._serve(), name="stream")
         connection.port.tasks[task] = rpc
-        connection.port.streams[served.stream] = None
+        if served._stream is not None:
+            connection.port.streams[served._stream] = None
         task.add_done_callback(served._over)
 
     # ---------------------------------------------------------- the RPC's part
@@ -129,7 +130,9 @@ class ServerStream:
 
     def cut(self, error: GatewayError) -> None:
         if error.reason is Reason.DRAINING:
-            self.stream.cut(error)
+            self._cut = error
+            if self._stream is not None:
+                self._stream.cut(error)
         elif self._fault is None:
             self._fault = error  # the reader finds it, and ends the stream with it
             self._queue_dropped()
@@ -220,11 +223,12 @@ class ServerStream:
     # --------------------------------------------------------------- the task
 
     async def _serve(self) -> None:
-        rpc = self._rpc
+        rpc, stream = self._rpc, self._stream
+        assert stream is not None
         self._started = True
         error: GatewayError | None = None
         try:
-            await self.stream.run()
+            await stream.run()
         except GatewayError as raised:
             error = raised
         except asyncio.CancelledError as raised:
@@ -255,7 +259,9 @@ class ServerStream:
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._connection.port.tasks.pop(task, None)
-        self._connection.port.streams.pop(self.stream, None)
+        if self._stream is not None:
+            self._connection.port.streams.pop(self._stream, None)
+            self._stream = None  # it knows this port: a circle
         self._task = None
         if not self._started:
             if self._rpc.phase != OVER:

@@ -31,9 +31,10 @@ REQUEST_ID_CHARS_MAX = 128
 TIMEOUT_MS_MAX = 86_400_000
 MODEL_CHARS_MAX = 255
 """No model has a longer name, and over gRPC a caller's may be as long as a message: it would not fit any header."""
-FORWARD_BYTES_MAX = 12 * 1024
-"""Forwarded names and values, counted as gRPC does (plus 32 a pair). Triton's gRPC server refuses from 16 KiB on and
-may from 8; the gateway says so itself, in the caller's terms."""
+FORWARD_BYTES_MAX = 7 * 1024
+"""Forwarded names and values, counted as gRPC does (plus 32 a pair). Triton's gRPC server refuses some requests from
+8 KiB on, the more the larger, and all from 16; the gateway says so itself, in the caller's terms, and leaves room for
+what it adds."""
 
 NOT_YET = ("x-sluice-min-rung", "x-sluice-priority", "x-sluice-version")
 """Wishes that layers of a later set will grant. Refused by name: an ignored wish for a version would be answered by
@@ -165,7 +166,7 @@ class HeaderReader:
             if _PLAIN_PARENT.fullmatch(parent) is None:
                 return None
             kept.append((TRACEPARENT, parent.decode("ascii")))
-            if state and _valid_state(state):
+            if state and size + len(state) <= FORWARD_BYTES_MAX and _valid_state(state):
                 kept.append((TRACESTATE, state))
         if credentials is None:
             credentials = _shown(peer)
@@ -269,7 +270,10 @@ class HeaderReader:
             )
             return read
         if TRACEPARENT in own:
-            kept.extend(trace_context(own[TRACEPARENT], own.get(TRACESTATE, ())))
+            # A trace's state goes along if there is room for it: it is the sender's to lose (W3C, "limits").
+            states = own.get(TRACESTATE, ())
+            fits = size + sum(map(len, states)) <= FORWARD_BYTES_MAX
+            kept.extend(trace_context(own[TRACEPARENT], states if fits else ()))
         read.metadata = tuple(kept)
         return read
 

@@ -219,11 +219,12 @@ class HttpConnection(PacedConnection):
 
     def _take_whole(self, head: RequestHead, now_s: float) -> None:
         """The usual request: it came alone and whole. What `_handle` makes of its three events, in one step."""
+        body, head.body = head.body, None  # the call keeps its head, and must not keep its body with it
         self._begin(head, now_s)
         exchange = self._reading
         if exchange is not None:
-            if head.body:
-                exchange.feed(head.body)
+            if body:
+                exchange.feed(body)
             exchange.end_body()
             self._reading = None
         if exchange is None or exchange.answer is not None or self._reading_paused:

@@ -36,6 +36,22 @@ def http_plain_answer(data: bytes) -> bytes:
     return PLAIN_ANSWER if data[:1].isalpha() else b""
 
 
+class PlainText(Protocol):
+    """What gets the plain text: the methods of `asyncio.Protocol`."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
+
+    def data_received(self, data: bytes) -> None: ...
+
+    def eof_received(self) -> bool | None: ...
+
+    def connection_lost(self, exc: Exception | None) -> None: ...
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
+
+
 class TlsDoor(Protocol):
     """What a connection needs of its port."""
 
@@ -75,10 +91,10 @@ class TlsConnection(asyncio.Protocol):
         "tls",
     )
 
-    def __init__(self, door: TlsDoor, make: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, door: TlsDoor, make: Callable[[], PlainText]) -> None:
         self._door = door
         self._make = make
-        self._inner: asyncio.Protocol | None = None
+        self._inner: PlainText | None = None
         self._loop_transport: asyncio.Transport | None = None
         self._timer: Timer | None = None
         self._shut = False
@@ -186,7 +202,7 @@ class TlsConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------- open for data
 
-    def _deliver(self, inner: asyncio.Protocol) -> None:
+    def _deliver(self, inner: PlainText) -> None:
         """Hand on whatever can be deciphered."""
         tls = self.tls
         assert tls is not None

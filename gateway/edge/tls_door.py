@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import Callable
 
 from gateway.edge.observer import EdgeObserver
-from gateway.edge.tls_connection import TlsConnection, http_plain_answer
+from gateway.edge.tls_connection import PlainText, TlsConnection, http_plain_answer
 from gateway.runtime.wheel import TimerWheel
 
 
@@ -38,7 +37,7 @@ class PortDoor:
         self._handshakes: dict[TlsConnection, None] = {}
         self._faults = 0
 
-    def protocol(self, make: Callable[[], asyncio.Protocol]) -> TlsConnection:
+    def protocol(self, make: Callable[[], PlainText]) -> TlsConnection:
         """For a connection that was accepted; `make` gives what gets the plain text."""
         return TlsConnection(self, make)
 

@@ -142,8 +142,9 @@ class GrpcioReplicaClient(ReplicaCalls):
             raise UpstreamFault(Code.INTERNAL, "status OK came without a message", from_peer=True)
         return response
 
-    async def infer(self, message: bytes, metadata: Metadata, timeout_s: float) -> bytes:
-        return await self._call(self._infer, message, clean(metadata) if metadata else None, timeout_s)
+    async def infer(self, message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"") -> bytes:
+        """As the face says; `tail` goes out behind `message`, as a part of it."""
+        return await self._call(self._infer, message + tail, clean(metadata) if metadata else None, timeout_s)
 
     def open_stream(self, metadata: Metadata, timeout_s: float) -> GrpcioStream:
         limit = self._options.message_bytes_max

@@ -133,7 +133,7 @@ class Http2Channel:
                 call.begin(link)
                 return
             except StreamUnavailable:
-                link.retire()  # after a milliard of calls it has no numbers left
+                link.retire()  # after a billion calls it has no numbers left
         self._start_slowly(call)
 
     def forget(self, call: Startable) -> None:
@@ -317,7 +317,7 @@ class Http2Channel:
         self._idle_timer = None
         now_s, keep = self._around.clock.now_s(), 0 if self._elsewhere is not None else 1
         for link in tuple(self._links):
-            if link.codec.streams_open:
+            if link.codec.streams_open or link.used_since_look():
                 link.idle_since_s = None
             elif link.idle_since_s is None:
                 link.idle_since_s = now_s
@@ -346,7 +346,8 @@ class Http2Channel:
                 await asyncio.wait((connecting,))
             if self._leaving:
                 # The transports write what they hold, if the replica takes it.
-                self._empty = asyncio.get_running_loop().create_future()
+                if self._empty is None:
+                    self._empty = asyncio.get_running_loop().create_future()
                 await asyncio.wait((self._empty,), timeout=CLOSE_LIMIT_S)
         finally:
             for link in links:

@@ -75,13 +75,19 @@ class Http2ReplicaClient(ReplicaCalls):
         self._links = links
         self._send_max = links.message_max + ROUTED_NAMES_BYTES
 
-    async def infer(self, message: bytes, metadata: Metadata, timeout_s: float, path: str = INFER) -> bytes:
-        if len(message) > self._send_max:
-            raise too_large(len(message), self._links.message_max)
+    async def infer(
+        self, message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"", path: str = INFER
+    ) -> bytes:
+        """As the face says. `tail` goes out behind `message`, as a part of it: whoever has a large one and something
+        to add need not copy it.
+        """
+        size = len(message) + len(tail)
+        if size > self._send_max:
+            raise too_large(size, self._links.message_max)
         if timeout_s <= 0:
             raise expired(timeout_s, sent=False)
         links = self._links
-        call = UnaryCall(links, path, message, metadata, timeout_s, asyncio.get_running_loop().create_future())
+        call = UnaryCall(links, path, message, tail, metadata, timeout_s, asyncio.get_running_loop().create_future())
         links.start(call)
         call.fresh = False
         try:
@@ -101,7 +107,7 @@ class Http2ReplicaClient(ReplicaCalls):
 
     async def _ask(self, name: str, message: bytes, timeout_s: float) -> bytes:
         try:
-            return await self.infer(message, (), timeout_s, SERVICE + name)
+            return await self.infer(message, (), timeout_s, path=SERVICE + name)
         except UpstreamFault as fault:
             if not fault.sent and self._links.standing:
                 # The replica is there and did not take the call. Whoever asks for its health takes "not sent" for

@@ -21,6 +21,9 @@ from gateway.wire.hpack.literals import NEVER_INDEXED, NOT_INDEXED, literal_head
 Fields = tuple[tuple[bytes, bytes], ...]
 
 USER_AGENT = b"sluice"
+ROUNDING = 1.0251
+"""Makes up for `encode_timeout`, which rounds down, 205 to 200 at the worst."""
+MIN_TOLD_S = 0.001
 _NAME = re.compile(r"[a-z0-9_.-]+")
 _MEMO_MAX = 4096
 _SHORT = 127
@@ -72,22 +75,25 @@ def own_fields(metadata: Metadata, timeout_s: float) -> bytes:
 
 
 def _limit_field(timeout_s: float) -> bytes:
-    """`grpc-timeout`. The exact limit is the client's own business; what the replica is told is up to 2 % shorter."""
+    """`grpc-timeout`. What the replica is told is up to 4 % longer than the limit, never shorter: the client keeps the
+    limit itself, to the millisecond, and tells the replica when it has passed; one that ended a call by itself before
+    would lose answers that come in time.
+    """
     if 0.1 <= timeout_s < 10:
-        key = int(timeout_s * 1000 + 0.001)  # 0.29 s is a little less than 290 ms in binary
-        told_s = key / 1000
+        key = int(timeout_s * 1000) + 1
+        at_least_s = key / 1000
     elif 10 <= timeout_s < 1000:
-        key = -int(timeout_s * 10)
-        told_s = key / -10
+        key = -1 - int(timeout_s * 10)
+        at_least_s = key / -10
     elif timeout_s == float("inf"):
         return b""
     else:
-        return literal(b"grpc-timeout", encode_timeout(max(0.0, timeout_s)))
+        return literal(b"grpc-timeout", encode_timeout(max(MIN_TOLD_S, timeout_s * ROUNDING)))
     field = _limits.get(key)
     if field is None:
         if len(_limits) >= _MEMO_MAX:
             _limits.clear()
-        field = _limits[key] = literal(b"grpc-timeout", encode_timeout(told_s))
+        field = _limits[key] = literal(b"grpc-timeout", encode_timeout(at_least_s * ROUNDING))
     return field
 
 

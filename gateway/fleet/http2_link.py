@@ -92,6 +92,7 @@ class Http2Link(asyncio.Protocol):
     """Made for one attempt to connect; `owner` hears of it what `LinkOwner` says."""
 
     __slots__ = (
+        "_answers_at_look",
         "_answers_at_ping",
         "_authority",
         "_fields",
@@ -147,6 +148,7 @@ class Http2Link(asyncio.Protocol):
         self._ping_sent_s: float | None = None
         """Of a ping that has not been answered."""
         self._answers_at_ping = -1
+        self._answers_at_look = 0
         self._received_s = 0.0
         self.codec = Http2Client(LIMITS)
         self.codec.on_output = self._wake
@@ -257,7 +259,10 @@ class Http2Link(asyncio.Protocol):
             if codec.fault is not None:
                 self.text = f"the replica broke the protocol: {codec.fault.text}"
             self._leave()
-            self._flush()
+            if self._paused:
+                self.abort(self.text)  # it reads nothing, and would not read why
+            else:
+                self._flush()
 
     def _leave(self) -> None:
         if not self.leaving:
@@ -290,6 +295,12 @@ class Http2Link(asyncio.Protocol):
         if fields is None:
             fields = self._fields[path] = shared_fields(path, self._authority, self._scheme)
         return self.codec.encoder.encode(fields)
+
+    def used_since_look(self) -> bool:
+        """Whether anything has come for calls since this was asked last."""
+        used = self.answers != self._answers_at_look
+        self._answers_at_look = self.answers
+        return used
 
     def reset(self, stream: Stream, code: int) -> None:
         """Give a stream up, if it is not over: the replica is told."""

@@ -161,7 +161,7 @@ class Http2ReplicaStream(Stream):
             return await self._links.unpacker.unpack(message, self._encoding)
         except UpstreamFault as fault:
             self._messages.clear()
-            self._give_up(fault)
+            self._give_up(fresh(fault))
             raise
         except asyncio.CancelledError:
             self.cancel()

@@ -28,8 +28,8 @@ JOIN_BYTES_MAX = 16 * 1024 - PREFIX_BYTES
 """A message up to this size is copied behind its prefix; a larger one is handed over as it is."""
 MOVES_MAX = 2
 """So often a call that certainly did not run is sent again."""
-NEARLY = 0.97
-"""A replica that declares the deadline passed when so much of it has was told a little less, and is right."""
+NEARLY = 0.99
+"""A replica that declares the deadline passed when so much of it has is right."""
 
 _unpack_prefix = struct.Struct(">BI").unpack_from
 
@@ -50,6 +50,7 @@ class UnaryCall(Stream):
         "_moves",
         "_path",
         "_reader",
+        "_tail",
         "_timer",
         "_writes",
         "channel",
@@ -65,15 +66,17 @@ class UnaryCall(Stream):
         links: Http2Links,
         path: str,
         message: bytes,
+        tail: bytes,
         metadata: Metadata,
         limit_s: float,
         future: asyncio.Future[bytes],
     ) -> None:
-        """`limit_s` is positive; infinite for no limit."""
+        """What is sent is `message` and then `tail`. `limit_s` is positive; infinite for no limit."""
         self._links = links
         self._path = path
         self._message = message
-        self.size = len(message)
+        self._tail = tail
+        self.size = len(message) + len(tail)
         self._metadata = metadata
         self._limit_s = limit_s
         self.future = future
@@ -106,10 +109,12 @@ class UnaryCall(Stream):
         own = own_fields(self._metadata, left_s)
         codec, block = link.codec, link.head(self._path) + own
         if self.size <= JOIN_BYTES_MAX:
-            codec.open(self, block, message_prefix(self.size) + self._message, True)
+            codec.open(self, block, message_prefix(self.size) + self._message + self._tail, True)
         else:
             codec.open(self, block, message_prefix(self.size), False)
-            codec.send_data(self, self._message, True)
+            codec.send_data(self, self._message, not self._tail)
+            if self._tail:
+                codec.send_data(self, self._tail, True)
         self._writes = link.flushes
         self._link = link
 

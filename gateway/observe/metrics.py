@@ -6,9 +6,12 @@ All methods are for the event loop's thread, but `render`, which works on a froz
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from gateway.core.call import Call
+from gateway.core.codes import Code
 from gateway.core.errors import GatewayError
 from gateway.core.outcome import Outcome
 from gateway.core.snapshot import FleetSnapshot
@@ -16,7 +19,7 @@ from gateway.observe import labels
 from gateway.observe.ending import ending
 from gateway.observe.frozen import Frozen
 from gateway.observe.labels import OTHER, closed
-from gateway.observe.series import Counts, Histogram, ModelSeries, ReplicaSeries
+from gateway.observe.series import Counts, Histogram, ModelSeries, Plain, PlainKey, ReplicaSeries
 from gateway.observe.stages import STAGES, stage_seconds
 from gateway.observe.table import ROWS, Reading
 
@@ -30,15 +33,19 @@ LAG_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 FADE_S = 600.0
 """Series of versions and replicas stay this long after the fleet lost them, seconds."""
 
+_PLAIN_MAX = 256
 _VERSIONS_MAX = 64
 _REPLICAS_MAX = 4096
 _SERIES_PER_SOURCE_MAX = 20_000
+
+K = TypeVar("K")
 
 Source = Callable[[float], Iterable[Reading]]
 """Asked for its readings whenever the page is made; the argument is monotonic seconds."""
 
 _OUTCOMES: Mapping[Outcome | None, str] = {None: "out", **{outcome: outcome.value for outcome in Outcome}}
 _QUEUE = STAGES.index("queue")
+_OK = Outcome.OK
 
 
 class Metrics:
@@ -105,14 +112,8 @@ class Metrics:
         if call.message is not None:
             series.bytes_in += len(call.message)
         series.bytes_out += answer_bytes
-        if outcome is Outcome.OK:
-            version = trail.version_served
-            rung = trail.rung
-            answered = (
-                version if version in series.known_versions else OTHER,
-                rung if rung in labels.RUNGS else ("full" if not rung else OTHER),
-            )
-            series.versions[answered] = series.versions.get(answered, 0) + 1
+        if outcome is _OK:
+            _add(series.versions, _answered(series, trail.version_served, trail.rung), 1)
         for attempt in trail.attempts:
             pool = trail.pool if trail.pool in self._pools else OTHER
             ended = _OUTCOMES[attempt.outcome]
@@ -124,9 +125,64 @@ class Metrics:
     def call_ended(
         self, call: Call, outcome: Outcome, error: GatewayError | None, answer: bytes | None, now_s: float
     ) -> None:
-        """The face of a sink of the record layer."""
-        answer_bytes = 0 if answer is None else len(answer)
-        self.observe_call(call, outcome, error, now_s, answer_bytes=answer_bytes)
+        """The face of a sink of the record layer: `observe_call`, with a short way for calls that went as hoped."""
+        trail, message = call.trail, call.message
+        attempts = trail.attempts
+        if outcome is _OK and error is None and len(attempts) == 1 and message is not None and answer is not None:
+            attempt = attempts[0]
+            series = self._models.get(call.model)
+            arrived_s, received_s, routed_s = call.arrived_s, trail.received_s, trail.routed_s
+            admitted_s, answered_s = trail.admitted_s, trail.answered_s
+            if (
+                series is not None
+                and attempt.outcome is _OK
+                and 0.0 < arrived_s <= received_s <= routed_s <= admitted_s <= answered_s <= now_s
+            ):
+                key = (call.protocol, trail.version_served, trail.rung, trail.pool, attempt.kind, attempt.replica)
+                plain = series.plain.get(key) or self._new_plain(series, key)
+                plain.count += 1
+                plain.receive_s += received_s - arrived_s
+                plain.route_s += routed_s - received_s
+                waited_s = admitted_s - routed_s
+                plain.queue_s += waited_s
+                plain.upstream_s += answered_s - admitted_s
+                plain.write_s += now_s - answered_s
+                plain.bytes_in += len(message)
+                plain.bytes_out += len(answer)
+                duration = series.duration
+                duration.counts[bisect_left(duration.bounds, now_s - arrived_s)] += 1
+                if waited_s > duration.bounds[0]:
+                    plain.queued += 1
+                    series.queue_wait.counts[bisect_left(series.queue_wait.bounds, waited_s)] += 1
+                return
+        self.observe_call(call, outcome, error, now_s, answer_bytes=0 if answer is None else len(answer))
+
+    def _new_plain(self, series: ModelSeries, key: PlainKey) -> Plain:
+        if len(series.plain) >= _PLAIN_MAX:
+            self._settle(series)
+        plain = series.plain[key] = Plain()
+        return plain
+
+    def _settle(self, series: ModelSeries) -> None:
+        """Put the plain calls to the others. Labels are closed by the sets of this moment, so this comes before any of
+        them changes.
+        """
+        for (protocol, version, rung, pool, kind, replica), plain in series.plain.items():
+            count = plain.count
+            _add(series.calls, (protocol if protocol in labels.PROTOCOLS else OTHER, int(Code.OK), ""), count)
+            _add(series.versions, _answered(series, version, rung), count)
+            _add(series.attempts, (closed(pool, self._pools), closed(kind, labels.ATTEMPT_KINDS), _OK.value), count)
+            _add((self._replicas.get(replica) or self._other_replica).outcomes, _OK.value, count)
+            stages = (plain.receive_s, plain.route_s, plain.queue_s, plain.upstream_s, plain.write_s)
+            for index, seconds in enumerate(stages):
+                series.stage_sums[index] += seconds
+                series.stage_counts[index] += count
+            series.duration.total += sum(stages)
+            series.queue_wait.total += plain.queue_s
+            series.queue_wait.counts[0] += count - plain.queued
+            series.bytes_in += plain.bytes_in
+            series.bytes_out += plain.bytes_out
+        series.plain.clear()
 
     # --- the client ports -----------------------------------------------------------------------------------------
 
@@ -177,6 +233,8 @@ class Metrics:
 
     def set_policy(self, objectives_s: Mapping[str, float], pools: Iterable[str], revision: str) -> None:
         """The policies have changed: from now on these models and pools are known."""
+        for series in self._models.values():
+            self._settle(series)
         self._pools = frozenset(labels.text(pool) for pool in pools)
         self._revision = labels.text(revision)
         models: dict[str, ModelSeries] = {}
@@ -191,6 +249,8 @@ class Metrics:
 
     def fleet_changed(self, snapshot: FleetSnapshot, now_s: float) -> None:
         """Take over which versions and replicas there are."""
+        for model in self._models.values():
+            self._settle(model)
         versions: dict[str, set[str]] = {}
         present: set[str] = set()
         for replica in snapshot.replicas:
@@ -257,6 +317,8 @@ class Metrics:
 
     def freeze(self, now_s: float) -> Frozen:
         """A copy of everything, at one instant."""
+        for model in self._models.values():
+            self._settle(model)
         self._fade(now_s)
         frozen = Frozen()
         frozen.add("sluice_build_info", (self._version, self._revision), 1.0)
@@ -292,6 +354,17 @@ class Metrics:
                 readings.append((name, values, value))
         for name, values, value in readings:
             frozen.add(name, values, value)
+
+
+def _answered(series: ModelSeries, version: str, rung: str) -> tuple[str, str]:
+    return (
+        version if version in series.known_versions else OTHER,
+        rung if rung in labels.RUNGS else ("full" if not rung else OTHER),
+    )
+
+
+def _add(counts: dict[K, int], key: K, count: int) -> None:
+    counts[key] = counts.get(key, 0) + count
 
 
 def _count(counts: Counts, key: tuple[str, ...]) -> None:

@@ -28,6 +28,27 @@ class Histogram:
         self.total += value
 
 
+class Plain:
+    """Answered calls of one model that were alike in every label: reached every stage in its turn, one good attempt.
+    Nearly all calls are; here they cost a few additions, and are put to the others when the page is made.
+    """
+
+    __slots__ = (
+        "bytes_in", "bytes_out", "count", "queue_s", "queued", "receive_s", "route_s", "upstream_s", "write_s",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.receive_s = self.route_s = self.queue_s = self.upstream_s = self.write_s = 0.0
+        self.queued = 0
+        """Those whose wait for a slot was over the first bound; they are in the histogram already."""
+        self.bytes_in = self.bytes_out = 0
+
+
+PlainKey = tuple[str, str, str, str, str, str]
+"""Protocol, version served, rung, pool, kind of the attempt, replica; as they come, not closed yet."""
+
+
 class ModelSeries:
     """What is counted for one model, or for all unknown ones together."""
 
@@ -40,6 +61,7 @@ class ModelSeries:
         "gone",
         "known_versions",
         "label",
+        "plain",
         "queue_wait",
         "stage_counts",
         "stage_sums",
@@ -63,6 +85,8 @@ class ModelSeries:
         self.attempts: Counts = {}
         """By pool, kind, outcome."""
         self.warmups: Counts = {}
+        self.plain: dict[PlainKey, Plain] = {}
+        """Counted, and in `duration` but for its sum; of the rest nothing is in the others yet."""
         self.bytes_in = 0
         self.bytes_out = 0
 

@@ -207,12 +207,12 @@ class RecordLog:
         self._queue.append(record)
         fresh = self._fresh
         if not fresh:
-            if self._loop is None:
-                record.keep()
-            else:
-                self._loop.call_soon(self._render_fresh)
             if not self._wake.is_set():
                 self._wake.set()
+            if self._loop is None:
+                record.keep()  # the writer has not started
+                return True
+            self._loop.call_soon(self._render_fresh)
         fresh.append(record)
         return True
 
@@ -222,9 +222,14 @@ class RecordLog:
         runs meanwhile there either. Everything else is left to the worker.
         """
         fresh, self._fresh = self._fresh, []
-        quick = self._quick.quick
         for number, record in enumerate(fresh):
-            line = quick(record) if number < _QUICK_MAX else b""
+            line = b""
+            if number < _QUICK_MAX:
+                try:
+                    line = self._quick.quick(record)
+                except Exception:
+                    # The worker tries again, and says in the record what it could not show.
+                    _log.exception("a prediction record could not be rendered at once (request %s)", _id(record))
             if line:
                 self._bytes -= record.rendered(line)
             else:

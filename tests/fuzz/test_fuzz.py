@@ -14,6 +14,7 @@ import pytest
 
 from tests.fuzz import runner
 from tests.fuzz.footprint import footprint
+from tests.fuzz.found import FOUND
 from tests.fuzz.frames import change_frames, frame, split_frames
 from tests.fuzz.runner import fuzz, main
 from tests.fuzz.shrink import failure, shrink
@@ -104,6 +105,14 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
         main(arguments)
     assert ended.value.code == 2
     assert "usage" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [pytest.param(name, data, id=f"{name}: {what}") for name, inputs in FOUND.items() for what, data in inputs],
+)
+def test_what_was_found_once_is_not_found_again(name: str, data: bytes) -> None:
+    load(name).check(data)
 
 
 @pytest.mark.parametrize("name", TARGETS)

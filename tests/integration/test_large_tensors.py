@@ -225,8 +225,8 @@ def test_json_over_its_own_limit_is_refused_with_that_limit(narrow: GatewayProce
 def test_headers_over_their_limits_are_431(narrow: GatewayProcess) -> None:
     answer = ask(narrow.http, INFER, b"{}", {"x-long": "v" * 17 * KIB})
     refused(answer, 431, "too_large", str(16 * KIB))
-    answer = ask(narrow.http, INFER, b"{}", {"x-long": "v" * 13 * KIB})
-    refused(answer, 431, "too_large", "the limit is 12288", "go on to the model server")
+    answer = ask(narrow.http, INFER, b"{}", {"x-long": "v" * 8 * KIB})
+    refused(answer, 431, "too_large", "the limit is 7168", "go on to the model server")
 
 
 def test_a_grpc_message_over_the_models_limit_is_refused_with_the_limit(narrow: GatewayProcess) -> None:

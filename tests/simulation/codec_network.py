@@ -63,7 +63,7 @@ class CodecWays:
         return client
 
     async def dial(self, address: str, port: int, tls: DialTls | None, make: Callable[[], asyncio.Protocol]) -> None:
-        """`Dial`: a machine that is gone answers nothing, and one that hides in a black hole nothing before it heals."""
+        """`Dial`: a machine that is gone answers nothing, one in a black hole nothing before that heals."""
         network, where = self.network, f"{address}:{port}"
         await asyncio.sleep(self._delay_s * (0.5 + self.chance.random()))
         while where not in network.machines or where in network.black_since_s:
@@ -169,9 +169,14 @@ class CodecClient(Http2ReplicaClient):
         """Unary calls of any kind that are out."""
         self._ways = ways
         self._open: list[CodecStream] = []
-        face = NetworkClient(ways.network, endpoints.grpc)
-        ways.network.clients.append(face)
-        self._http = _Pages(face)  # type: ignore[assignment]
+        self._face = NetworkClient(ways.network, endpoints.grpc)
+        ways.network.clients.append(self._face)
+        self._http = _Pages(self._face)  # type: ignore[assignment]
+
+    @property
+    def closed(self) -> bool:
+        """The gateway has closed it."""
+        return self._face.closed
 
     @property
     def streams(self) -> dict[CodecStream, None]:
@@ -179,17 +184,19 @@ class CodecClient(Http2ReplicaClient):
         self._open = [stream for stream in self._open if not stream.ended]
         return dict.fromkeys(self._open)
 
-    async def infer(self, message: bytes, metadata: Metadata, timeout_s: float, path: str = INFER) -> bytes:
+    async def infer(
+        self, message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"", path: str = INFER
+    ) -> bytes:
         marker = object()
         self.calls[marker] = None
         try:
             if path != INFER:
-                return await super().infer(message, metadata, timeout_s, path)
-            ways, key = self._ways, (self.address, message)
-            token = self.network.on_infer(self.address, message)
+                return await super().infer(message, metadata, timeout_s, tail, path)
+            ways, key = self._ways, (self.address, message + tail)
+            token = self.network.on_infer(self.address, message + tail)
             ways.begin(key)
             try:
-                return await super().infer(message, metadata, timeout_s, path)
+                return await super().infer(message, metadata, timeout_s, tail)
             finally:
                 ways.end(key)
                 self.network.on_infer_end(token)

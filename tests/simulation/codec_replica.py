@@ -238,7 +238,9 @@ class ReplicaCall(EndStream):
         if orderly:
             self._end_well_now()
         else:
-            self._connection.reset(self, self._connection.ways.chance.choice((INTERNAL_ERROR, CANCEL, ENHANCE_YOUR_CALM)))
+            self._connection.reset(
+                self, self._connection.ways.chance.choice((INTERNAL_ERROR, CANCEL, ENHANCE_YOUR_CALM))
+            )
 
     # What is done.
 

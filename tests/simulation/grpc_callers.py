@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import cast
 
 from tritonclient.grpc import service_pb2 as pb
 
@@ -141,7 +142,7 @@ class CallerStream(EndStream):
 
     @property
     def status(self) -> str:
-        """`left` or `expired`, what the gateway's reason says, `ok`, or `closed`; `reset` is for what it must not do."""
+        """`left` or `expired`, what the gateway's reason says, `ok`, or `closed`; `reset` for what it must not do."""
         if self.lost in LATE:
             return self.lost
         if self.trailers is None:
@@ -261,8 +262,10 @@ class GrpcCallers:
         manners, pace = caller_manners(chance), caller_pace(chance)
         if window is not None:
             manners = replace(manners, window=window, next_window=None)
+        elif pace.read_pause_s > 0.01:
+            manners = replace(manners, window=65_535, next_window=None)  # slow enough
         connection = CallerConnection(self._loop, self._report, self._clock, manners, pace)
-        near, far = connect(self._loop, chance, connection, self._port._protocol(), DELAY_S)
+        near, far = connect(self._loop, chance, connection, cast(asyncio.Protocol, self._port._protocol()), DELAY_S)
         far.set_write_buffer_limits(high=pace.buffer)
         far.writes = deque()
         connection.transport, connection.far = near, far
@@ -295,9 +298,7 @@ class GrpcCallers:
             self._report.slow.add(plan.number)
         return self._ending(plan, stream)
 
-    def _limits(
-        self, plan: CallPlan, connection: CallerConnection, stream: CallerStream
-    ) -> list[asyncio.TimerHandle]:
+    def _limits(self, plan: CallPlan, connection: CallerConnection, stream: CallerStream) -> list[asyncio.TimerHandle]:
         timers = []
         if plan.leaves_after_s is not None:
             how = self._chance.choice(("reset", "reset", "reset", "abort", "close"))
@@ -432,9 +433,9 @@ class GrpcCallers:
 
     def _session_ending(self, plan: SessionPlan, stream: CallerStream, begin_s: float) -> SessionEnding:
         status, text, now_s = stream.status, stream.text, self._clock.now_s()
-        if stream.lost not in LATE and stream.head is not None:
-            if stream.head.get(b"x-request-id", b"") not in (b"", plan.request_id.encode()):
-                self._report.violate(f"{plan.request_id}: x-request-id is {stream.head[b'x-request-id']!r}")
+        head = stream.head if stream.lost not in LATE else None
+        if head is not None and head.get(b"x-request-id", b"") not in (b"", plan.request_id.encode()):
+            self._report.violate(f"{plan.request_id}: x-request-id is {head[b'x-request-id']!r}")
         if status == Reason.DEADLINE.label and plan.timeout_s is not None and not plan.true_status:
             if stream.at_s is not None and now_s < begin_s + plan.timeout_s:
                 self._report.violate(f"{plan.request_id}: its time is said to be over too early")
@@ -482,4 +483,3 @@ def caller_pace(chance: random.Random) -> Pace:
         window_pause_s=chance.choice((0.0, 0.0, 0.0, 0.004)),
         buffer=chance.choice((65_536, 65_536, 65_536, 600)),
     )
-

@@ -260,15 +260,17 @@ class Http2End(asyncio.Protocol):
 
     def _pump(self, stream: EndStream) -> None:
         """Send what the windows allow."""
-        queue, padding = stream.queue, self.manners.padding
+        queue = stream.queue
         while queue and stream.id in self.streams:
-            item, end = queue[0]
+            (item, end), padding = queue[0], self.manners.padding
             if isinstance(item, list):
                 queue.popleft()
                 self._put_block(stream, item, end)
                 continue
-            room = min(self._window_out, stream.window_out) - (padding + 1 if padding else 0)
-            size = max(0, min(len(item), room, self.manners.frame_max - padding - 1))
+            room = min(self._window_out, stream.window_out)
+            if room <= padding + 1:
+                padding = 0  # it would keep the data from going
+            size = max(0, min(len(item), room - padding - 1 if padding else room, self.manners.frame_max - padding - 1))
             if not size and item:
                 return
             whole = size == len(item)

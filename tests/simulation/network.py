@@ -32,7 +32,7 @@ from tests.simulation.trace import Trace
 from tests.simulation.triton import Metrics, Triton
 
 if TYPE_CHECKING:
-    from tests.simulation.codec_network import CodecClient
+    from tests.simulation.codec_network import CodecClient, CodecStream
 
 T = TypeVar("T")
 
@@ -97,7 +97,8 @@ class Network:
         self.trace.add("cut-streams", address, orderly)
         for client in self.clients:
             if client.address == address:
-                for stream in tuple(client.streams):
+                streams: tuple[NetworkStream | CodecStream, ...] = tuple(client.streams)
+                for stream in streams:
                     stream.cut(orderly)
 
     @property
@@ -310,7 +311,9 @@ class NetworkClient:
         )
         return answer
 
-    async def infer(self, message: bytes, metadata: Metadata, timeout_s: float) -> bytes:
+    async def infer(self, message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"") -> bytes:
+        message += tail
+
         def operation(machine: Triton, exchange: Exchange) -> None:
             exchange.request = machine.infer(message, exchange.back)
 

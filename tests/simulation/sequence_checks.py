@@ -87,7 +87,9 @@ def sequences_keep_their_state_their_place_and_their_order(report: Report) -> It
             if step.answer is not None:
                 yield from _state(step, steps[:index], starts)
             yield from _place(step, steps[:index], idle_s[sequence.model])
-            yield from _honesty(step, steps[:index], idle_s[sequence.model], report)
+            overtaken = any(later.step.end and later.sent_on_s < step.sent_on_s for later in steps[index + 1 :])
+            if not overtaken:  # by the end of its sequence, which its client sent without waiting
+                yield from _honesty(step, steps[:index], idle_s[sequence.model], report)
 
 
 def _state(step: Told, earlier: list[Told], starts: set[bytes]) -> Iterator[str]:

@@ -210,7 +210,8 @@ def deadline_of(plan: CallPlan, session: SessionPlan | None, call: Call, policy:
     asked_s = plan.timeout_s if session is None else session.call_timeout_s
     total_s = min(asked_s or math.inf, policy.deadline.total_s or math.inf)
     deadline_s = call.arrived_s + total_s
-    if session is not None and session.timeout_s is not None:
+    # What a slow client says may be read late, and its stream begin late.
+    if session is not None and session.timeout_s is not None and plan.number not in report.slow:
         begun_s = report.begun_s[session.number]
         deadline_s = min(deadline_s, begun_s + session.timeout_s)
     return deadline_s

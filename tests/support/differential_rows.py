@@ -290,6 +290,10 @@ CANNOT: dict[str, tuple[str, str]] = {
         "the library that sends the suite's calls knows no other encodings",
         "tests/field/test_hostile_grpc.py::test_hostile_frames_leave_nothing_behind_and_others_are_served",
     ),
+    "grpc-requests": (
+        "the library that sends the suite's calls sends no such requests",
+        "tests/unit/test_grpc_port_rpcs.py::test_who_does_not_speak_grpc_is_told_in_plain_http",
+    ),
     "generate-disconnect": (
         "it is seen in the model's log only",
         "tests/integration/test_generate.py::test_a_client_that_leaves_a_silent_model_ends_its_work_too",

@@ -239,8 +239,9 @@ class Bench:
         memory_bytes: int = 1 << 20,
         receive_bytes_max: int = 1 << 26,
         workers: Workers | None = None,
+        clock: ManualClock | None = None,
     ) -> None:
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.wheel = HandWheel(self.clock)
         self.events = Events()
         self.budget = ByteBudget(memory_bytes)
@@ -277,6 +278,10 @@ class Bench:
             self.clock.advance(step)
             self.wheel.turn()
             seconds -= step
+
+    def forget_clients(self) -> None:
+        """A transport keeps its protocol; those of real sockets let go of it."""
+        self._clients.clear()
 
     async def nothing_is_left(self) -> None:
         """After all clients have left: no call, no task, no byte, no timer."""

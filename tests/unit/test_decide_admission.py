@@ -26,6 +26,27 @@ def test_slots_are_granted_until_they_are_gone_and_then_calls_queue() -> None:
     assert (subject.in_flight, subject.waiting, subject.limit) == (3, 2, 3)
 
 
+def test_a_slot_taken_without_a_ticket_is_the_one_that_a_ticket_would_have_got() -> None:
+    with_tickets, without = admission(A, B), admission(A, B)
+    for _ in range(4):
+        ticket = Ticket(0.0)
+        with_tickets.offer(ticket)
+        assert without.take() == ticket.replica
+    assert (without.in_flight, without.waiting) == (3, 0), "who gets none is not in the queue yet"
+    assert without.statistics(0.0)["granted"] == 3
+
+
+def test_nobody_takes_a_slot_past_those_who_wait() -> None:
+    subject = admission(B)
+    assert subject.take() == "gpu/b"
+    waiting = Ticket(0.0)
+    subject.offer(waiting)
+    assert subject.give_back("gpu/b") == [waiting]
+    assert subject.take() is None
+    subject.update(())
+    assert subject.take() is None
+
+
 def test_the_queue_has_an_end() -> None:
     subject = admission(B, queue_max=1)
     subject.offer(Ticket(0.0))

@@ -20,8 +20,9 @@ from tritonclient.utils import InferenceServerException
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.reply import Reply, Response, StreamReply
+from gateway.runtime.loop import LOOPS, run
 from gateway.runtime.workers import ThreadWorkers
-from tests.support.grpc_edge import SERVICE, MakeEdge
+from tests.support.grpc_edge import SERVICE, MakeEdge, running_edge
 from tests.support.waiting import until, wait_until
 
 T = TypeVar("T")
@@ -146,6 +147,26 @@ async def test_a_tensor_of_many_mebibytes_goes_both_ways_while_small_calls_go_on
             small += 1
         assert np.array_equal((await large).as_numpy("x"), values)
         assert small > 1
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_on_either_event_loop_large_tensors_go_both_ways(loop: str) -> None:
+    values = np.arange(4 * MIB, dtype=np.float32)
+
+    async def main() -> None:
+        async with asyncio.timeout(WAIT_S), running_edge(Identity(), memory_bytes=128 * MIB) as edge:
+
+            def infer() -> None:
+                with triton.InferenceServerClient(edge.address) as client:
+                    for _ in range(2):
+                        for sent in (values[:3], values):
+                            result = client.infer("mine", [tensor(sent)])
+                            assert np.array_equal(result.as_numpy("x"), sent)
+
+            await aside(infer)
+            await until(edge.nothing_is_left)
+
+    run(main(), loop)
 
 
 async def test_a_message_over_the_limit_is_refused_by_its_length(grpc_edge: MakeEdge) -> None:

@@ -154,6 +154,20 @@ def test_more_forwarded_headers_than_triton_takes_are_refused() -> None:
     assert found.reason is Reason.TOO_LARGE
 
 
+@pytest.mark.parametrize("usual", [False, True])
+def test_a_traces_state_goes_along_as_long_as_there_is_room_for_it(usual: bool) -> None:
+    state = "a=" + "b" * 200
+    for left, fits in ((300, True), (150, False)):
+        long = ("x-long", "v" * (FORWARD_BYTES_MAX - left - len("x-long") - 32))
+        pairs = (long, ("traceparent", TRACE), ("tracestate", state))
+        found = read(*pairs)
+        if usual:
+            as_bytes = [(name.encode(), value.encode()) for name, value in pairs]
+            found = HeaderReader(("*",), random.Random(3)).read_bytes(as_bytes)
+        assert found.fault is None
+        assert found.metadata == (pairs if fits else pairs[:2])
+
+
 def test_a_valid_trace_context_goes_on_whatever_the_policy_forwards() -> None:
     found = read(("traceparent", TRACE), ("tracestate", "a=1"), ("tracestate", "b=2"), forward=())
     assert found.metadata == (("traceparent", TRACE), ("tracestate", "a=1,b=2"))

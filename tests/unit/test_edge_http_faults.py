@@ -203,8 +203,12 @@ async def test_calls_that_end_well_or_badly_are_freed_without_the_garbage_collec
     gc.disable()
     try:
         for _ in range(20):
-            client.feed(post() + post(x_request_id="fail") + post(body=b"{") + post(x_request_timeout_ms="x"))
+            requests = [post(), post(x_request_id="fail"), post(body=b"{"), post(x_request_timeout_ms="x")]
+            client.feed(b"".join(requests))
             await turns()
+            for request in requests:
+                client.feed(request)
+                await turns()
         client.feed(post()[:-3])
         await turns()
         client.reset()

@@ -12,6 +12,7 @@ from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
+from gateway.edge.http_call import HttpCall
 from gateway.edge.http_steps import in_steps
 from gateway.wire.kserve.http_request import ALL_JSON, decode_http_infer
 from gateway.wire.kserve.http_response import encode_http_infer
@@ -112,6 +113,21 @@ async def test_a_deadline_that_passes_while_the_answer_is_written_is_a_504() -> 
     await turns(2)
     assert transport.statuses == [504]
     assert service.outcomes == [Outcome.EXPIRED]
+    edge.nothing_is_left()
+
+
+async def test_a_body_that_was_decoded_is_not_kept() -> None:
+    service = GatedService()
+    edge = Edge(service)
+    transport = edge.connect()
+    transport.feed(post(body=infer_body([1.0] * 9000)))
+    gated = await service.next()
+    (call,) = transport.protocol._open
+    assert isinstance(call, HttpCall)
+    assert call._pieces == []
+    assert call._head.body is None
+    gated.answer()
+    await turns()
     edge.nothing_is_left()
 
 

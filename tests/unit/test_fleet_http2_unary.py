@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import gzip
+import random
 import struct
 import zlib
 from collections.abc import Callable
@@ -113,14 +114,18 @@ def test_a_call_says_what_it_is_how_long_it_may_take_and_what_it_was_given() -> 
     run(main)
 
 
-def test_the_replica_is_told_a_little_less_than_the_time_that_is_left() -> None:
+def test_the_replica_is_told_a_little_more_than_the_time_that_is_left() -> None:
+    """Or it would end calls, and streams, whose answers come in time."""
+
     async def main(world: World) -> None:
         await world.infer()
-        for timeout_s in (0.005, 0.0299, 0.1, 0.29, 0.7777, 1.0, 9.999, 10.0, 33.3, 999.0, 5000.0):
+        chance = random.Random(1)
+        limits = [0.005, 0.0299, 0.1, 0.29, 0.7777, 1.0, 9.999, 10.0, 33.3, 999.0, 2000.06, 5000.0]
+        for timeout_s in (*limits, *(10 ** chance.uniform(-2.2, 4) for _ in range(1000))):
             await world.infer(timeout_s=timeout_s)
             told = world.replica.streams[-1].fields[b"grpc-timeout"]
             told_s = int(told[:-1]) * {b"n": 1e-9, b"u": 1e-6, b"m": 1e-3, b"S": 1.0}[told[-1:]]
-            assert timeout_s * 0.97 <= told_s <= timeout_s * 1.000001
+            assert timeout_s <= told_s <= timeout_s * 1.05
 
     run(main)
 
@@ -288,7 +293,7 @@ def test_what_is_no_answer_is_a_fault_that_says_whose_and_the_next_call_is_answe
 def test_a_deadline_that_the_replica_declares_when_it_has_passed_is_the_callers_own() -> None:
     async def main(world: World) -> None:
         async def late(stream: ServerStream) -> None:
-            await asyncio.sleep(0.985)
+            await asyncio.sleep(0.992)
             stream.refuse(4, "Deadline Exceeded")
 
         tasks: list[asyncio.Task[None]] = []

@@ -224,6 +224,32 @@ async def test_good_answers_come_through_as_bytes_and_values(clients: Clients) -
         assert len(listener.peers) == 1, "all over one connection"
 
 
+@pytest.mark.parametrize("size", [10, 100_000, 1_000_000])
+async def test_what_is_to_go_behind_a_message_goes_out_as_a_part_of_it(clients: Clients, size: int) -> None:
+    async with serving_echo() as port, clients.client_of(port) as client:
+        infer: Any = client.infer
+        assert await infer(bytes(size), (), 5.0, b"tail") == bytes(size) + b"tail"
+        assert await infer(b"", (), 5.0, b"tail") == b"tail"
+
+
+@asynccontextmanager
+async def serving_echo() -> AsyncIterator[int]:
+    async def echo(message: bytes, context: Any) -> bytes:
+        return message
+
+    server = grpc.aio.server()
+    handler = grpc.unary_unary_rpc_method_handler(echo)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("inference.GRPCInferenceService", {"ModelInfer": handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(None)
+
+
 # --- cancelling, metadata, reconnecting -----------------------------------------------------------------------------
 
 

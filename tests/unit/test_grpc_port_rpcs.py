@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import zlib
 
@@ -14,10 +15,15 @@ from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
-from gateway.edge.grpc_connection import TURN_RPCS_MAX
+from gateway.edge.grpc_connection import TURN_RPCS_MAX, GrpcConnection
 from gateway.edge.grpc_greeting import TLS_ANSWER
 from gateway.edge.grpc_port import STREAM_WINDOW_BYTES
+from gateway.edge.grpc_stream import ClientStream
+from gateway.edge.grpc_streaming import ServerStream
+from gateway.edge.grpc_unary import ServedRpc
 from gateway.policy.schema import GrpcLimits
+from gateway.wire.hpack import HeaderBlock
+from tests.support.clock import ManualClock
 from tests.support.grpc_edge import ANSWER
 from tests.support.service import ScriptedService
 from tests.unit.edge_driving import turns
@@ -482,6 +488,41 @@ async def test_a_client_that_leaves_at_its_deadline_ran_out_of_time() -> None:
     await bench.nothing_is_left()
 
 
+async def test_what_is_over_is_gone_without_the_collector_of_cycles() -> None:
+    def refuse(call: Call) -> Reply:
+        raise GatewayError(Reason.QUEUE_FULL, "full")
+
+    def kinds() -> list[str]:
+        kinds = (GrpcConnection, ServedRpc, ServerStream, ClientStream, Call, HeaderBlock, GatewayError)
+        return [type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, kinds)]
+
+    gc.collect()
+    before = kinds()
+    gc.disable()
+    try:
+        for service in (answering(), ScriptedService(refuse), ScriptedService()):
+            bench = Bench(service)
+            client = bench.connect()
+            client.greet()
+            client.call(1, MESSAGE)
+            client.call(3, MESSAGE, head_block(INFER, (b"x-request-timeout-ms", b"never")))
+            client.open(5)
+            client.say(5, prefixed(MESSAGE)[:7])
+            client.open(7, head_block(STREAM_INFER))
+            client.say(7, prefixed(MESSAGE)[:7])
+            await turns(20)
+            client.reset(1)
+            await bench.nothing_is_left()
+            bench.forget_clients()
+            service.seen.clear()
+            while not service.arrivals.empty():
+                service.arrivals.get_nowait()
+            del client, bench, service
+        assert kinds() == before
+    finally:
+        gc.enable()
+
+
 # --- many at once --------------------------------------------------------------------------------------------------
 
 
@@ -510,6 +551,39 @@ async def test_a_read_full_of_calls_begins_them_in_turns() -> None:
         service.arrivals.get_nowait().answer(ANSWER)
     assert len(await ended(client)) == many - 1
     assert bench.budget.used_bytes == 0
+    await bench.nothing_is_left()
+
+
+async def test_a_connection_that_needs_long_lets_the_others_have_their_turn() -> None:
+    class Slow(ManualClock):
+        """Whatever is done takes a while."""
+
+        def now_s(self) -> float:
+            self.advance(0.001)
+            return super().now_s()
+
+    bench = Bench(answering(), clock=Slow())
+    client = bench.connect()
+    client.greet()
+    await turns()
+    client.feed(*(frame(HEADERS, END_HEADERS | END_STREAM, n, head_block(LIVE)) for n in range(1, 21, 2)))
+    assert not client.reads()
+    await asyncio.sleep(0)
+    assert client.reads()
+    assert [code for _, code in await ended(client)] == ["13"] * 10
+    await bench.nothing_is_left()
+
+
+async def test_requests_that_are_refused_wait_for_their_turn_too() -> None:
+    bench = Bench(answering())
+    client = bench.connect()
+    client.greet()
+    many = 2 * TURN_RPCS_MAX
+    client.feed(*(frame(HEADERS, END_HEADERS, 2 * n + 1, head_block(b"/no.Such/Method")) for n in range(many)))
+    assert len(bench.events.requests) == TURN_RPCS_MAX
+    assert not client.reads()
+    assert [code for _, code in await ended(client)] == ["12"] * many
+    assert client.reads()
     await bench.nothing_is_left()
 
 

@@ -139,20 +139,35 @@ def test_values_that_vary_share_a_layout() -> None:
     assert all(decoded.never_indexed == {b"tenant"} for decoded in seen)
 
 
-def test_a_layout_deals_with_indices_of_two_octets() -> None:
-    full = b"".join(b"@\x01n\x02%02d" % number for number in range(80))
-    blocks = [full]
+def test_a_layout_deals_with_integers_of_several_octets() -> None:
+    blocks = [b"".join(b"@\x01n\x02%02d" % number for number in range(100))]
     for number in range(10):
         value = b"\x03%03d" % number
-        blocks.append(b"\x3f\xe1\x1f\xff\x07\x0f\x60" + value + b"\x1f\x10" + value + b"\xff\x00\x00\x01x" + value)
+        index_143 = b"\x0f\x80\x01" + value
+        blocks.append(b"\x3f\xe1\x1f\xff\x07" + index_143 + b"\x1f\x10" + value + b"\xff\x00\x00\x01x" + value)
 
     assert_same(blocks, LIST_MAX)
 
     decoder = HpackDecoder(4096, LIST_MAX)
     last = [decoder.decode(block) for block in blocks][-1]
-    assert last.fields[1:] == ((b"n", b"009"), (b"content-type", b"009"), (b"n", b"14"), (b"x", b"009"))
+    assert last.fields == ((b"n", b"27"), (b"n", b"009"), (b"content-type", b"009"), (b"n", b"34"), (b"x", b"009"))
     assert last.layout is not None
     assert last.layout.varying == (1, 2, 4)
+
+
+def test_coded_values_are_no_part_of_a_layout() -> None:
+    blocks = []
+    for number in range(40):
+        coded = encode_huffman(b"1%02d" % (number // 4))
+        blocks.append(b"\x00\x01h" + bytes((0x80 | len(coded),)) + coded + literal_block((b"x", b"%02d" % number)))
+
+    assert_same(blocks, LIST_MAX)
+
+    decoder = HpackDecoder(4096, LIST_MAX)
+    seen = [decoder.decode(block) for block in blocks]
+    assert seen[-1].layout is not None
+    assert seen[-1].layout.varying == (1,)
+    assert seen[-1].fields == ((b"h", b"109"), (b"x", b"39"))
 
 
 @pytest.mark.parametrize(

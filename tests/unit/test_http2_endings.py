@@ -133,6 +133,16 @@ def test_a_goaway_in_two_steps() -> None:
     assert side.client.closed
 
 
+def test_what_was_not_processed_sends_no_more() -> None:
+    side = ClientSide(server_settings=settings((3, 2)))
+    for _ in range(3):
+        side.open(b"x" * 100_000)
+    side.written()
+    side.feed(goaway(0, 0))
+    statistics = side.client.statistics()
+    assert (statistics.streams_in_line, statistics.queued_bytes, statistics.streams_waiting) == (0, 0, 0)
+
+
 def test_too_many_pings_can_be_read_from_the_goaway() -> None:
     side = ClientSide()
     stream = side.open(b"hello")
@@ -250,10 +260,14 @@ def test_a_client_drains() -> None:
     assert side.written() == parse(goaway(0, 0))
     assert second.was_reset == ("reset", E.REFUSED_STREAM, False, True)
     assert not side.client.available
-    assert not side.client.closed
+    assert [side.client.closed] == [False]
     side.feed(finish(1))
     assert first.ended
     assert side.client.closed
+    idle = ClientSide()
+    idle.client.drain()
+    assert idle.client.closed
+    assert idle.written() == parse(goaway(0, 0))
 
 
 # ------------------------------------------------------- abrupt ends of it all
@@ -267,6 +281,11 @@ def test_goaway_ends_everything_at_once() -> None:
     assert side.written() == parse(goaway(3, E.ENHANCE_YOUR_CALM, b"enough"))
     assert side.server.closed
     assert [s.was_reset for s in side.streams] == [("reset", E.ENHANCE_YOUR_CALM, False, False)] * 2
+    client = ClientSide()
+    client.open(b"hello")
+    client.written()
+    client.client.goaway(E.INTERNAL_ERROR)
+    assert client.written() == parse(goaway(0, E.INTERNAL_ERROR))
 
 
 def test_a_lost_transport_ends_all_streams_and_what_never_left_may_be_sent_again() -> None:

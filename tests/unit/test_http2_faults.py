@@ -172,6 +172,9 @@ BOTH: list[Row] = [
     ("GOAWAY of seven bytes", frame(GOAWAY, 0, 0, b"\0" * 7), Connection(E.FRAME_SIZE_ERROR)),
     # WINDOW_UPDATE: 6.9
     ("WINDOW_UPDATE", number(WINDOW, 0, 5) + number(WINDOW, 1, 5), FINE),
+    ("the connection's window at 2^31-1", number(WINDOW, 0, 0x7FFFFFFF - 65_535), FINE),
+    ("a stream's window at 2^31-1", number(WINDOW, 1, 0x7FFFFFFF - 65_535), FINE),
+    ("SETTINGS that bring a stream's window to 2^31-1", number(WINDOW, 1, 1) + settings((4, 0x7FFFFFFE)), FINE),
     ("WINDOW_UPDATE of three bytes", frame(WINDOW, 0, 0, b"\0\0\1"), Connection(E.FRAME_SIZE_ERROR)),
     ("WINDOW_UPDATE of nothing", number(WINDOW, 0, 0), Connection(E.PROTOCOL_ERROR)),
     ("WINDOW_UPDATE of nothing but the reserved bit", number(WINDOW, 0, 1 << 31), Connection(E.PROTOCOL_ERROR)),

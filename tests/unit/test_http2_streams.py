@@ -134,6 +134,11 @@ def test_a_unary_call_at_the_client() -> None:
     ]
     assert stream.is_over
     assert side.client.streams_open == 0
+    assert [side.client.statistics().streams_opened, side.open().id, side.client.statistics().streams_opened] == [
+        1,
+        3,
+        2,
+    ]
 
 
 def test_the_frames_of_a_request() -> None:
@@ -224,16 +229,17 @@ def test_padding_and_priority_are_stripped() -> None:
     ]
 
 
-def test_a_block_in_many_frames() -> None:
+@pytest.mark.parametrize("end", [False, True])
+def test_a_block_in_many_frames(end: bool) -> None:
     side = ServerSide()
     pieces = [REQUEST[i : i + 20] for i in range(0, len(REQUEST), 20)]
-    side.feed(frame(HEADERS, END, 1, pieces[0]))
+    side.feed(frame(HEADERS, end, 1, pieces[0]))
     assert side.server.mid_frame
     side.feed(*(frame(CONTINUATION, 0, 1, piece) for piece in pieces[1:]))
     side.feed(frame(CONTINUATION, 0, 1))
     assert not side.streams
     side.feed(frame(CONTINUATION, END_HEADERS, 1))
-    assert side.streams[0].calls == [("headers", REQUEST_FIELDS, True)]
+    assert side.streams[0].calls == [("headers", REQUEST_FIELDS, end)]
     assert not side.server.mid_frame
 
 
@@ -352,6 +358,28 @@ def test_a_waiting_stream_may_be_written_to() -> None:
     assert side.feed(answer(3)) == parse(request(5, end=True))
 
 
+def test_a_slot_is_used_again_only_when_the_server_can_know_that_it_is_free() -> None:
+    """HEADERS in front of the RST_STREAM that makes room for them would be refused."""
+    side = ClientSide(server_settings=settings((3, 1)))
+    streams = [side.open(b"hello", end=stream != 2) for stream in range(4)]
+    side.written()
+    side.client.reset(streams[0], ErrorCode.CANCEL)
+    assert side.written() == parse(number(RST, 1, ErrorCode.CANCEL) + request(3) + frame(DATA, END, 3, b"hello"))
+    side.feed(frame(HEADERS, END_HEADERS, 3, TRAILERS))
+    assert streams[1].was_reset is not None
+    assert [f.kind for f in side.feed(answer(5))][:2] == [RST, HEADERS]
+
+
+def test_a_window_may_be_lent_to_a_stream_that_waits() -> None:
+    side = ClientSide(server_settings=settings((3, 1)))
+    side.open(b"hello")
+    stream = side.open(b"hello")
+    side.client.grow_window(stream, 1000)
+    side.written()
+    assert side.feed(answer(1)) == parse(request(3) + number(WINDOW, 3, 1000) + frame(DATA, END, 3, b"hello"))
+    assert stream.window_in == 65_535 + 1000
+
+
 def test_blocks_of_an_encoder_are_made_in_the_order_of_sending() -> None:
     side = ClientSide(server_settings=settings((3, 1)))
     server = ServerSide()
@@ -384,8 +412,10 @@ def test_waiting_is_bounded() -> None:
         assert side.client.available
         side.open(b"hello")
     assert not side.client.available
+    refused = Probe(side.client)
     with pytest.raises(StreamUnavailable, match="wait"):
-        side.open(b"hello")
+        side.client.open(refused, REQUEST, b"hello", True)
+    assert refused.is_over
     side.feed(answer(1))
     assert side.client.available
 
@@ -433,6 +463,25 @@ def test_a_request_with_too_large_a_head_can_be_answered(end: bool) -> None:
     side.server._make_stream = side._make
     side.feed(request(5))
     assert side.streams[-1].calls[0] == ("headers", REQUEST_FIELDS, False), "the connection goes on"
+
+
+def test_a_request_with_too_large_a_head_may_be_answered_later() -> None:
+    side = ServerSide(Http2Limits(header_list_max_bytes=1000, streams_max=1))
+
+    class Handling(Probe):
+        __slots__ = ()
+
+        def on_head_too_large(self, end: bool) -> bool:
+            side.streams.append(self)
+            return True
+
+    side.server._make_stream = lambda: Handling(side.server)
+    large = REQUEST + literal(b"x-large", b"y" * 1000)
+    assert side.feed(request(1, True, large)) == []
+    assert side.feed(request(3, True, large)) == parse(number(RST, 3, ErrorCode.REFUSED_STREAM)), "over streams_max"
+    (stream,) = side.streams
+    side.server.send_message(stream, RESPONSE, b"abc", TRAILERS)
+    assert side.written() == parse(answer(1))
 
 
 def test_too_large_blocks_elsewhere_end_their_stream_only() -> None:

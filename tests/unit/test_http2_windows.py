@@ -66,6 +66,15 @@ def test_a_stream_window_is_returned_by_halves_as_its_user_acknowledges() -> Non
     assert stream.calls[-1] == ("reset", ErrorCode.FLOW_CONTROL_ERROR, False, False)
 
 
+def test_windows_do_not_drift() -> None:
+    side = ServerSide(Http2Limits(window_bytes=1000))
+    side.feed(request(1))
+    (stream,) = side.streams
+    for _ in range(100):
+        side.feed(frame(DATA, 0, 1, b"x" * 700), frame(DATA, 0, 1, b"x" * 37))
+        assert stream.window_in + stream.unacknowledged == 1000
+
+
 def test_nothing_is_returned_for_a_stream_whose_peer_is_done() -> None:
     side = ServerSide()
     side.feed(request(1), frame(DATA, END, 1, b"x" * 16_000))
@@ -298,6 +307,7 @@ def test_queued_pieces_leave_together() -> None:
     for i in range(100):
         side.server.send_data(side.streams[0], b"%02d" % i, False)
     side.server.send_data(side.streams[0], b"", True)
+    assert side.written() == []
     expected = b"".join(b"%02d" % i for i in range(100))
     assert side.feed(number(WINDOW, 1, 1000)) == parse(frame(DATA, END, 1, expected))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from load import connections, perf_analyzer, soak_figures
+from load import connections, perf_analyzer, soak_figures, stages
 from load.__main__ import COMMANDS, described
 from load.document import render
 from load.document_commands import MEMBERS
@@ -22,6 +22,7 @@ from load.scenario import load_scenario, scenario_names
 from tests.unit.test_load_connections import COUNT, GOOD
 from tests.unit.test_load_figures import QUIET
 from tests.unit.test_load_soak import IDLE
+from tests.unit.test_load_stages import READING
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "load.md"
 
@@ -70,6 +71,7 @@ RESULTS = {
     "connections": lambda: connections.document(COUNT, [GOOD] * 5, 400.0),
     "perf-analyzer": lambda: perf_analyzer.document("grpc", False, 1, "identity", {}),
     "soak": lambda: soak_figures.document(60.0, [], [], [], {}, IDLE, IDLE, soak_figures.SoakLimits(), {}),
+    "stages": lambda: stages.document([READING], {}),
 }
 
 

@@ -100,6 +100,71 @@ def test_an_answered_call_is_counted_everywhere_it_belongs() -> None:
     assert total == pytest.approx(0.011)
 
 
+def random_call(chance: random.Random) -> tuple[Call, Outcome, GatewayError | None, bytes | None, float]:
+    """Mostly as calls should go; each thing that can be otherwise sometimes is."""
+
+    def seldom() -> bool:
+        return chance.random() < 0.1
+
+    call = served_call(message=None if seldom() else bytes(chance.randrange(100)))
+    call.arrived_s = 100.0
+    call.model = chance.choice(["fraud", "fraud", "identity", "made-up"])
+    call.protocol = chance.choice(["grpc", "http", "carrier pigeon"])
+    times = sorted(100.0 + chance.expovariate(1 / chance.choice([0.0001, 0.01])) for _ in range(5))
+    if seldom():
+        chance.shuffle(times)
+    trail = call.trail
+    trail.received_s, trail.routed_s, trail.admitted_s, trail.answered_s, now_s = times
+    if seldom():
+        trail.answered_s = 0.0
+    trail.version_served = chance.choice(["1", "2", "2", "9"])
+    trail.rung, trail.pool = chance.choice(["full", "", "odd"]), chance.choice(["default", "default", "gone"])
+    replica = chance.choice(["default/10.0.0.1:8001", "default/10.0.0.2:8001", "default/made-up"])
+    trail.attempts = [
+        Attempt(replica, times[2], chance.choice(["primary", "primary", "odd"]))
+        for _ in range(chance.choice([0, 2, 1, 1, 1, 1, 1]))
+    ]
+    for attempt in trail.attempts:
+        attempt.outcome = chance.choice([Outcome.OK, Outcome.OK, Outcome.OK, Outcome.TRANSPORT, None])
+    error = GatewayError(Reason.DEADLINE, "late") if seldom() else None
+    outcome = Outcome.EXPIRED if error is not None else Outcome.ABANDONED if seldom() else Outcome.OK
+    return call, outcome, error, None if seldom() else ANSWER, now_s
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_short_way_counts_what_the_long_one_does(seed: int) -> None:
+    chance, short, long = random.Random(seed), metrics(), metrics()
+    now_s = 100.0
+    for number in range(600):
+        call, outcome, error, answer, ended_s = random_call(chance)
+        short.call_ended(call, outcome, error, answer, ended_s)
+        long.observe_call(call, outcome, error, ended_s, answer_bytes=0 if answer is None else len(answer))
+        if number % 100 == 50:
+            # What is known changes what labels are: calls that ended before must be counted under the old ones.
+            now_s += FADE_S / 2
+            fleet = snapshot(*chance.sample(["10.0.0.1:8001", "10.0.0.2:8001"], chance.randrange(3)), number=number)
+            pools = chance.choice([["default"], ["gone"]])
+            for of in (short, long):
+                of.fleet_changed(fleet, now_s)
+                of.set_policy({"fraud": 0.04, "identity": 0.1}, pools, f"r{number}")
+        if number % 150 == 0:
+            short.freeze(now_s)
+    found, expected = samples(short, now_s), samples(long, now_s)
+    assert found.keys() == expected.keys()
+    for key, count in expected.items():
+        assert found[key] == pytest.approx(count), key
+
+
+def test_calls_unlike_one_another_without_end_do_not_fill_the_memory() -> None:
+    of = metrics()
+    for number in range(3000):
+        call = served_call()
+        call.trail.version_served = str(number)
+        of.call_ended(call, Outcome.OK, None, ANSWER, 100.011)
+    assert len(of._models["fraud"].plain) <= 256
+    assert value(samples(of), "sluice_answers_total", model="fraud", version="other", rung="full") == 3000
+
+
 def test_a_failed_call_is_counted_by_code_and_reason() -> None:
     of = metrics()
     error = GatewayError(Reason.QUEUE_FULL, "full")

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from gateway.core.faces import IndexEntry
-from gateway.core.outcome import Outcome
-from gateway.core.reply import Reply
 from gateway.decide.admission import Admission, Ticket
 from gateway.edge.http_call import HttpCall
 from gateway.fleet.prober import Prober
@@ -105,7 +103,8 @@ def test_a_lost_record_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = RecordLog.offer
 
     def forgetful(self: RecordLog, record: PredictionRecord) -> bool:
-        return True if record.request_id.endswith("7") else sound(self, record)
+        assert record.call is not None
+        return True if record.call.request_id.endswith("7") else sound(self, record)
 
     monkeypatch.setattr(RecordLog, "offer", forgetful)
     assert finds("records are missing, 0 dropped", DIRECT)

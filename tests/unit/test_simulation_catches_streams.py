@@ -11,13 +11,13 @@ from gateway.core.call import Call
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Next, Reply, Response, StreamReply
 from gateway.core.session import Session
-from gateway.decide.admission import Ticket
 from gateway.decide.sequences import Sequences, Step, Turn
 from gateway.edge.grpc_stream import ClientStream
 from gateway.edge.http_generate import HttpGenerate
 from gateway.fleet import stream_exchange, stream_lane
 from gateway.fleet.stream_exchange import StreamExchange
 from gateway.fleet.stream_lane import Flow, Lane
+from gateway.layers import admit
 from gateway.layers.admit import AdmitLayer
 from gateway.layers.deadline import DeadlineLayer
 from gateway.layers.record import RecordLayer
@@ -204,13 +204,13 @@ def test_events_that_end_in_order_after_a_failure_are_found(monkeypatch: Patch) 
 
 
 def test_a_permit_of_a_stream_that_is_forgotten_is_found(monkeypatch: Patch) -> None:
-    sound, now = AdmitLayer._give_back, every(40)
+    sound, now = admit._give_back, every(40)
 
-    def forgetful(call: Call, admission: Any, ticket: Ticket) -> None:
+    def forgetful(call: Call, admission: Any, replica: str, opened: bool) -> None:
         if call.session is None or not now():
-            sound(call, admission, ticket)
+            sound(call, admission, replica, opened)
 
-    monkeypatch.setattr(AdmitLayer, "_give_back", staticmethod(forgetful))
+    monkeypatch.setattr(admit, "_give_back", forgetful)
     assert finds("slots are held, but", SEEDS)
 
 
@@ -270,7 +270,7 @@ def test_a_limit_of_the_whole_that_begins_anew_with_the_first_response_is_found(
     sound = DeadlineLayer._watched
 
     def late(self: DeadlineLayer, call: Call, following: Next, idle_s: float) -> Next:
-        call.deadline_s += 0.5 + self._clock.now_s() - call.arrived_s
+        call.deadline_s += 0.5 + self._now_s() - call.arrived_s
         return sound(self, call, following, idle_s)
 
     monkeypatch.setattr(DeadlineLayer, "_watched", late)

@@ -188,6 +188,54 @@ async def test_a_handshake_that_does_not_begin_is_ended(port: Port) -> None:
         writer.close()
 
 
+async def answer_to(address: str, said: bytes, context: ssl.SSLContext | None = None) -> bytes:
+    """Everything that the port says to who begins so."""
+    host, _, number = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(number), ssl=context)
+    writer.write(said)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def test_plain_text_on_a_port_that_speaks_tls_is_told_so() -> None:
+    server = CA.server()
+    async with running_port(lambda: material(server), Whoever(), kind="http2") as address:
+        for said in (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
+            answer = await answer_to(address, said)
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert b"TLS" in answer
+        async with grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await channel.unary_unary(SERVICE + "ServerLive")(b"", timeout=10)
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_http1_inside_tls_is_told_where_it_is() -> None:
+    server = CA.server()
+    context = CA.client_context()
+    context.set_alpn_protocols(["http/1.1"])
+    async with running_port(lambda: material(server), Whoever(), kind="http2") as address:
+        answer = await answer_to(address, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", context)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"gRPC" in answer
+
+
+async def test_our_own_server_asks_for_a_certificate_without_insisting() -> None:
+    server, shop, stranger = CA.server(), CA.pair("shop"), Authority("Other").pair("shop")
+    door = Whoever()
+    async with running_port(lambda: material(server), door, kind="http2", client_certificate="optional") as address:
+        assert await ask(address)
+        assert await ask(address, shop)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await ask(address, stranger)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    nobody, known = (peer.certificate for peer in door.peers)
+    assert nobody is None
+    assert known is not None
+    assert known.common_name == "shop"
+
+
 @pytest.mark.parametrize(
     ("peer", "address"),
     [

@@ -132,7 +132,6 @@ class HpackDecoder:
         entries, capacity, used = self._entries, self._capacity, self._used
         list_max = self._list_max
         fields: list[Field] = []
-        append = fields.append
         never: list[bytes] | None = None
         stop = len(block)
         pos = size = 0
@@ -202,7 +201,7 @@ class HpackDecoder:
                     if never is None:
                         never = []
                     never.append(name)
-            append(field)
+            fields.append(field)
             size += entry_bytes
             if size > list_max:  # go on for the table's sake, but keep nothing
                 too_large = True

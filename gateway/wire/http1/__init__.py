@@ -31,9 +31,9 @@ How a driver uses it::
 A RequestHead whose body follows is the last event of its list, even if more has arrived: so a driver may answer it on
 the spot and will see nothing of a body that it has refused. (`resume()` until nothing comes is what picks up the rest.)
 
-The usual request needs less: `receive_request(data)` may give one head with its whole body in it in the place of a list,
-and `answer(status, block, body)` makes an answer and ends it, where nothing but going on follows. Both are short ways
-and no other rules: what they do not take goes the long way.
+The usual request needs less: `receive_request(data)` may give one head with its whole body in it in the place of a
+list, and `answer(status, block, body)` makes an answer and ends it, where nothing but going on follows. Both are short
+ways and no other rules: what they do not take goes the long way.
 
 A streamed answer is `response(status, headers)` (length unknown) or `response(status, headers, body_len=n)`, then
 `chunk(data)` for each part and `end()`. The codec picks chunked coding, or "ends with the connection" for an
@@ -48,8 +48,9 @@ grammar of the header section and nothing else; bodies are framed here (by count
   traps of httptools, cannot occur. A request with `Upgrade: h2c` is answered as plain HTTP/1.1;
 * how the input was split into reads cannot change the events (body chunks may be cut differently).
 
-A parser object costs 0.2 us. Request lines and hosts that were found good are remembered and not judged again. Faults that can be known before the blank line (a line too long, a control byte, an
-unsupported version) are raised as soon as their byte has been seen; among several the first by position wins.
+A parser object costs 0.2 us. Request lines and hosts that were found good are remembered and not judged again. Faults
+that can be known before the blank line (a line too long, a control byte, an unsupported version) are raised as soon as
+their byte has been seen; among several the first by position wins.
 
 **Pipelining.** At most `pipeline_max` requests are parsed but unanswered; what follows them is held unparsed until
 `after_response()` has freed a place and `resume()` is called. Answers are for the oldest unanswered request, always.

@@ -26,8 +26,9 @@ How a driver uses it::
 
 `closed` turns true by a fault of the peer (`fault` says which), by `goaway()`, by `lost()`, and when a drain is
 complete: write what `take()` gives, then close. It may turn true in `receive()`, in `take()`, or by whatever ends the
-last stream. Time-outs that are the driver's: the first SETTINGS, `mid_frame`, `settings_acknowledged`, a PING's
-answer, and `finish_drain()` some seconds after `drain()`.
+last stream. After the last bytes shut down writing, and read and drop for a moment: a close with unread input makes
+the kernel send RST, which can destroy what is on its way. Time-outs that are the driver's: the first SETTINGS,
+`mid_frame`, `settings_acknowledged`, a PING's answer, and `finish_drain()` some seconds after `drain()`.
 
 How a user uses it: he subclasses `Stream` (see there for the callbacks) and calls, at any time::
 
@@ -42,8 +43,9 @@ How a user uses it: he subclasses `Stream` (see there for the callbacks) and cal
              connection.grow_window(stream, size)                # a large message is welcome
 
 `head` and `tail` are encoded header blocks: joined `literal(name, value)`, or, for heads only, made by
-`connection.encoder`. Trailers may have to wait behind queued data while later blocks of other streams overtake them,
-so they must not touch the encoder's table; and a client's head must be made when its stream really begins (`open`
+`connection.encoder`. A block of the encoder must be sent, at once and whatever happens, or the two ends no longer agree
+about its table. So: no such block for a stream that `is_over`; none for trailers, which may have to wait behind queued
+data while blocks of other streams overtake them; and a client's head is made when its stream really begins (`open`
 takes a function for that).
 
 **A stream ends when the server has said its last word.** END_STREAM of the answer ends it for both sides; if the

@@ -58,9 +58,8 @@ class Http2Client(Http2Connection):
             return "the connection is going away"
         if self._next_id + 2 * len(self._waiting) > STREAM_ID_MAX:
             return "the connection has no stream ids left"
-        if (self._waiting or len(self._streams) >= self._streams_max) and len(
-            self._waiting
-        ) >= self._limits.waiting_max:
+        must_wait = bool(self._waiting) or len(self._streams) >= self._streams_max
+        if must_wait and len(self._waiting) >= self._limits.waiting_max:
             return "too many streams wait for a slot"
         return ""
 
@@ -78,11 +77,13 @@ class Http2Client(Http2Connection):
         if len(streams) >= self._streams_max or self._waiting or self._draining or self.closed:
             why = self._why_unavailable()
             if why:
+                stream.state = OVER
                 raise StreamUnavailable(why)
             self._wait(stream, block, data, end)
             return False
         stream_id = self._next_id
         if stream_id > STREAM_ID_MAX:
+            stream.state = OVER
             raise StreamUnavailable("the connection has no stream ids left")
         self._next_id = stream_id + 2
         stream.id = stream_id
@@ -140,6 +141,8 @@ class Http2Client(Http2Connection):
             stream, block = waiting.popitem(last=False)
             stream.id = self._next_id
             self._next_id += 2
+            lent = -stream.unacknowledged
+            stream.window_in = self._initial_window_in + lent
             stream.window_out = self._initial_window_out
             stream.state &= ~WAITING
             streams[stream.id] = stream
@@ -148,6 +151,8 @@ class Http2Client(Http2Connection):
             stream.state &= ~(QUEUED | LOCAL_DONE)
             head = block if isinstance(block, bytes) else block()
             self.send_headers(stream, head, bool(queued & LOCAL_DONE) and not has_data)
+            if lent:
+                self._emit(frames.window_update(stream.id, lent))
             if has_data:
                 stream.state |= queued
                 if stream.window_out > 0:

@@ -12,7 +12,7 @@ from gateway.wire.http2.ending import FIRST_SETTINGS
 from gateway.wire.http2.errors import ErrorCode, Http2Fault, Http2UsageError
 from gateway.wire.http2.frames import PREFACE, STREAM_ID_MAX, TABLE_DEFAULT, WINDOW_MAX, unpack_head
 from gateway.wire.http2.limits import Http2Limits
-from gateway.wire.http2.stream import HEAD_IN, OVER, QUEUED, REMOTE_DONE, Stream
+from gateway.wire.http2.stream import HEAD_IN, OVER, QUEUED, REMOTE_DONE, WAITING, Stream
 
 _PROTOCOL_ERROR: Final = ErrorCode.PROTOCOL_ERROR
 
@@ -349,7 +349,8 @@ class Http2Connection(ControlFrames):
             raise Http2UsageError(f"a window cannot grow by {size}")
         stream.window_in += size
         stream.unacknowledged -= size
-        self._emit(frames.window_update(stream.id, size))
+        if not stream.state & WAITING:
+            self._emit(frames.window_update(stream.id, size))
 
     def ping(self, payload: bytes) -> None:
         """Send PING with 8 bytes; `on_pong(payload)` is called when the peer has answered."""

@@ -81,6 +81,7 @@ class ControlFrames(Endings):
         self._count_reset()
         self._forget(stream)
         self._remember_ended(stream_id, True)
+        self._slots_changed()
         unprocessed = code == ErrorCode.REFUSED_STREAM
         stream.on_reset(code, "the peer reset the stream", True, unprocessed)
 

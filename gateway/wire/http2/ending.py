@@ -98,6 +98,7 @@ class Endings(SendHalf):
         self._forget(stream)
         try:
             self._refuse(stream_id, code)
+            self._slots_changed()
         finally:  # that may have been one too many
             stream.on_reset(code, text, False, False)
 
@@ -108,11 +109,10 @@ class Endings(SendHalf):
         self._acknowledged(frames.rst_stream(stream_id, code))
 
     def _forget(self, stream: Stream) -> None:
-        """The stream is over: nothing is kept of it."""
+        """The stream is over: nothing is kept of it. `_slots_changed` is due, but only once the peer can know."""
         self._streams.pop(stream.id, None)
         self._drop_queue(stream)
         stream.state |= OVER
-        self._slots_changed()
 
     def _remember_ended(self, stream_id: int, by_peer: bool) -> None:
         """Frames of this stream may be under way, though it ended early."""
@@ -133,6 +133,7 @@ class Endings(SendHalf):
         if not stream.state & REMOTE_DONE:
             self._remember_ended(stream.id, False)
         self._emit(frames.rst_stream(stream.id, code))
+        self._slots_changed()
 
     def goaway(self, code: int, text: str = "") -> None:
         """End the connection now: GOAWAY; all streams get on_reset with this code. For a graceful end: `drain()`."""

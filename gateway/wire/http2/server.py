@@ -109,6 +109,7 @@ class Http2Server(Http2Connection):
         if not stream.on_head_too_large(end == 1) and not stream.state & OVER:
             self._forget(stream)
             self._refuse(stream_id, ErrorCode.ENHANCE_YOUR_CALM)
+            self._slots_changed()
 
     def _late_headers(self, stream_id: int, raw: bytes, end: int) -> None:
         """HEADERS that open no stream: trailers, or a fault."""

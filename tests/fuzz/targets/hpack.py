@@ -63,7 +63,9 @@ def check(data: bytes) -> None:
             assert first == theirs
             encoder.set_table_bytes((TABLE_LEAST, 0, 100, 65536)[number // 4 % 4])
             assert mirror.decode(encoder.encode(first)).fields == first
-            assert HpackDecoder(0, NO_LIMIT).decode(b"".join(literal(*field) for field in first)).fields == first
+            if number % 4 == 0:
+                plain = b"".join(literal(*field) for field in first)
+                assert HpackDecoder(0, NO_LIMIT).decode(plain).fields == first
         if number in looked:
             held = footprint(decoder)
             assert held.size - empty.size <= 2 * max(table_bytes, TABLE_LEAST) + min(fed * 300, HELD_BYTES)
@@ -135,7 +137,7 @@ def seeds() -> list[bytes]:
         encoder.set_table_bytes(50)
         blocks.append(encoder.encode(RESPONSE))
         encoder.set_table_bytes(4096)
-        blocks += [encoder.encode([(b"x-%d" % number, b"v" * number)] * 2) for number in range(0, 200, 20)]
+        blocks += [encoder.encode([(b"x-%d" % number, b"v" * number)] * 2) for number in range(0, 200, 60)]
         made.append(join(options, blocks))
     made += [
         join(0, [b"\x3f\xe1\x1f\x20\x82", b"\x40\x01a\x01b\xbe\xbe\xbe", b"\xbe"]),
