@@ -28,7 +28,7 @@ def grpc_call(
         model="",
         version="",
         arrived_s=arrived_s,
-        arrived_wall_s=clock.wall_s(),
+        arrived_wall_s=clock.wall_s() - (clock.now_s() - arrived_s),
         body_bytes=size,
         credentials=headers.credentials,
         metadata=headers.metadata,

@@ -65,10 +65,12 @@ class Part(Protocol):
 class Rpc(Stream):
     """The stream that the codec calls, and all of an RPC but its work, which who derives from it does."""
 
-    __slots__ = ("connection", "head", "intake", "part", "phase", "request_id", "reserved")
+    __slots__ = ("arrived_s", "connection", "head", "intake", "part", "phase", "request_id", "reserved")
 
     def __init__(self, connection: GrpcConnection) -> None:
         self.connection = connection
+        self.arrived_s = connection.now_s
+        """When its head came: its time limit counts from here."""
         self.phase = NEW
         self.head: RpcHead
         self.request_id: str
@@ -100,7 +102,7 @@ class Rpc(Stream):
                 self._request_ended()
         else:
             self.phase = MESSAGE
-            connection.awaiting[self] = connection.now_s
+            connection.awaiting[self] = self.arrived_s
             if end:
                 self._request_ended()
 
@@ -276,10 +278,10 @@ class Rpc(Stream):
         raise NotImplementedError
 
     def cut(self, error: GatewayError) -> None:
-        """End it with `error`, because the gateway stops."""
+        """End it with `error`, because the gateway stops. No work on it has begun."""
         if self.part is not None:
             self.part.cut(error)
-        elif self.phase == MESSAGE:
+        elif self.phase != OVER:
             self.refuse(error)
 
     # ------------------------------------------------------------- the answer

@@ -77,7 +77,7 @@ class ServerStream:
         self._writer: asyncio.Future[None] | None = None
         self._timer: Timer | None = None
         self._task: asyncio.Task[None] | None = None
-        deadline_s = math.inf if head.timeout_s is None else connection.now_s + head.timeout_s
+        deadline_s = math.inf if head.timeout_s is None else rpc.arrived_s + head.timeout_s
         self._stream: ClientStream | None = ClientStream(
             kit.streams, self, with_id(head.headers, rpc.request_id), deadline_s, true_status=head.true_status
         )
@@ -124,6 +124,8 @@ class ServerStream:
         if self._task is not None:
             self._task.cancel()
         _wake(self._writer)
+        self._intake.close()
+        self._queue_dropped()
 
     def writable(self) -> None:
         _wake(self._writer)

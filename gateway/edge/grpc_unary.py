@@ -70,7 +70,7 @@ class ServedRpc(Rpc):
 
     def _new_call(self, size: int) -> Call:
         connection, head = self.connection, self.head
-        call = grpc_call(head.headers, size, connection.kit.clock, connection.now_s, head.timeout_s)
+        call = grpc_call(head.headers, size, connection.kit.clock, self.arrived_s, head.timeout_s)
         call.request_id = self.request_id
         self._call = call
         return call

@@ -51,9 +51,10 @@ class Faulty:
     def __init__(self, kind: type[BaseException], place: str) -> None:
         self._kind = kind
         self._place = place
+        self.armed = False
 
     def strike(self, place: str) -> None:
-        if place == self._place:
+        if self.armed and place == self._place:
             raise self._kind
 
 
@@ -139,6 +140,7 @@ class House:
             receive_bytes_max=1 << 20, chance=random.Random(4), clock=clock,
         )  # fmt: skip
         self.grpc = make_server(server, kit, self.wheel)
+        fault.armed = True
 
     def nothing_is_taken(self) -> bool:
         slots = [row for layer in self.stack.admissions.values() for row in layer.statistics(0.0).values()]

@@ -135,5 +135,5 @@ def test_the_grpc_and_protobuf_libraries_stay_in_their_places() -> None:
         relative = str(path.relative_to(GATEWAY))
         names = {name.split(".")[0] for name in _imports(ast.parse(path.read_text()))}
         if "grpc" in names:
-            assert relative.startswith(("edge/grpc", "fleet/grpc")), f"{relative}: grpcio stands behind its two faces"
+            assert relative.startswith(("edge/grpcio", "fleet/grpc")), f"{relative}: grpcio stands behind its two faces"
         assert not names & {"google", "tritonclient"} or relative.startswith("cli"), f"{relative}: codecs are ours"

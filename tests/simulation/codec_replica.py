@@ -87,10 +87,19 @@ class ReplicaConnection(Http2End):
         self._close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.machine.arrive(lambda: self.lose("the connection is lost"))
+        self._heard_loss()
         for heard, hear in ((self.machine.on_death, self._died), (self.machine.on_stop, self._stops)):
             if hear in heard:
                 heard.remove(hear)
+
+    def cut_off(self) -> None:
+        """Something on the way resets the connection."""
+        self._heard_loss()
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _heard_loss(self) -> None:
+        self.machine.arrive(lambda: self.lose("the connection is lost"))
 
     # The process.
 
@@ -229,8 +238,11 @@ class ReplicaCall(EndStream):
             self._fail(fault(Code.DEADLINE_EXCEEDED, "Deadline Exceeded"))
 
     def cut(self, orderly: bool) -> None:
-        """Something between here and the gateway ends it."""
+        """Something between here and the gateway ends it, or resets the whole connection."""
         if self._done:
+            return
+        if not orderly and self._connection.ways.chance.random() < 0.5:
+            self._connection.cut_off()
             return
         self._done = True
         if self.stream is not None:

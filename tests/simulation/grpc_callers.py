@@ -411,7 +411,7 @@ class GrpcCallers:
         del connection.calls[stream]
         for timer in timers:
             timer.cancel()
-        if connection.pace.slow or connection.manners.window < 65_535:
+        if connection.pace.slow or connection.manners.small_windows:
             report.slow.update(number for _, number in plan.messages)
         ending = self._session_ending(plan, stream, begin_s)
         report.sessions[plan.number] = ending

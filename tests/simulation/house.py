@@ -245,7 +245,7 @@ def port_limits(limits: Http2Limits, chance: random.Random) -> Http2Limits:
     """Often so small that clients and streams meet them."""
     return replace(
         limits,
-        window_bytes=chance.choice((limits.window_bytes, limits.window_bytes, 500, 50)),
+        window_bytes=chance.choice((limits.window_bytes, 1000, 500, 50)),
         header_table_bytes=chance.choice((4096, 4096, 0, 300)),
         high_water_bytes=chance.choice((limits.high_water_bytes, 1000, 100)),
         small_bytes=chance.choice((limits.small_bytes, limits.small_bytes, 60)),

@@ -46,6 +46,11 @@ class Manners:
     huffman: bool = True
     padding: int = 0
 
+    @property
+    def small_windows(self) -> bool:
+        """The other side may have to wait for them."""
+        return min(self.window, WINDOW if self.next_window is None else self.next_window) < WINDOW
+
 
 class EndStream:
     """One stream. The user derives from it; the slots are the end's."""

@@ -17,6 +17,8 @@ from typing import Any
 Hold = Callable[[Callable[[], None]], bool]
 """Told what is about to arrive. True: it was taken, and is called later, after everything that was taken before."""
 
+Reader = asyncio.Protocol | asyncio.BufferedProtocol
+
 HIGH_WATER = 64 * 1024
 
 
@@ -37,7 +39,7 @@ class PipeTransport(asyncio.Transport):
         self._loop = loop
         self._chance = chance
         self._delay_s = delay_s
-        self._protocol: asyncio.Protocol | None = None
+        self._protocol: Reader | None = None
         self._arrives_s = 0.0
         self._in_flight = 0
         self._write_paused = False
@@ -136,11 +138,21 @@ class PipeTransport(asyncio.Transport):
                 if not self._owner().eof_received():
                     self.close()
                 return
-            peer = self.peer
+            peer, owner = self.peer, self._owner()
             assert peer is not None
-            self.taken_bytes += len(item)
-            self._owner().data_received(item)
-            peer._shipped(len(item))
+            size = len(item)
+            if isinstance(owner, asyncio.BufferedProtocol):
+                buffer = memoryview(owner.get_buffer(-1)).cast("B")
+                size = min(size, len(buffer))
+                buffer[:size] = item[:size]
+                if size < len(item):
+                    self._inbox.appendleft(item[size:])
+                self.taken_bytes += size
+                owner.buffer_updated(size)
+            else:
+                self.taken_bytes += size
+                owner.data_received(item)
+            peer._shipped(size)
 
     def is_reading(self) -> bool:
         return self._reading and not self._closing
@@ -199,13 +211,13 @@ class PipeTransport(asyncio.Transport):
         return self._closing or self._lost
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        assert isinstance(protocol, asyncio.Protocol), "the simulated pipe serves plain protocols"
+        assert isinstance(protocol, (asyncio.Protocol, asyncio.BufferedProtocol)), "the simulated pipe is a stream"
         self._protocol = protocol
 
-    def get_protocol(self) -> asyncio.Protocol:
+    def get_protocol(self) -> Reader:
         return self._owner()
 
-    def _owner(self) -> asyncio.Protocol:
+    def _owner(self) -> Reader:
         assert self._protocol is not None, "the transport has no protocol yet"
         return self._protocol
 
@@ -213,8 +225,8 @@ class PipeTransport(asyncio.Transport):
 def connect(
     loop: asyncio.AbstractEventLoop,
     chance: random.Random,
-    client: asyncio.Protocol,
-    server: asyncio.Protocol,
+    client: asyncio.BaseProtocol,
+    server: asyncio.BaseProtocol,
     delay_s: float = 0.0002,
     hold: Hold | None = None,
 ) -> tuple[PipeTransport, PipeTransport]:

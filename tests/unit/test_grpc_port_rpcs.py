@@ -457,6 +457,24 @@ async def test_an_answer_that_comes_when_the_client_has_left_is_closed_as_abando
     await bench.nothing_is_left()
 
 
+async def test_the_time_limit_counts_from_the_head_however_long_the_message_takes() -> None:
+    service = ScriptedService()
+    bench = Bench(service)
+    client = bench.connect()
+    client.greet()
+    began_s, began_wall_s = bench.clock.now_s(), bench.clock.wall_s()
+    client.open(1, head_block(INFER, (b"grpc-timeout", b"9S")))
+    bench.advance(3)
+    client.say(1, prefixed(MESSAGE)[:8])
+    bench.advance(3)
+    client.say(1, prefixed(MESSAGE)[8:], end=True)
+    await turns()
+    call = service.arrivals.get_nowait().call
+    assert (call.arrived_s, call.timeout_s) == (began_s, 9.0)
+    assert call.arrived_wall_s == pytest.approx(began_wall_s)
+    await bench.nothing_is_left()
+
+
 async def test_a_client_that_leaves_at_its_deadline_ran_out_of_time() -> None:
     class Dated(ScriptedService):
         async def send(self, call: Call) -> Reply:

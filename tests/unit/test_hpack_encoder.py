@@ -93,6 +93,8 @@ def test_a_varying_field_may_be_marked_too() -> None:
 
     assert encoder.encode(((b"x-token", b"abc"),)) == b"\x00\x07x-token\x03abc"
     assert encoder.encode(((b"x-token", b"abc"),), frozenset({b"x-token"})) == b"\x10\x07x-token\x03abc"
+    secret = ((b"authorization", b"Bearer x"), (b"x-token", b"abc"))
+    assert encoder.encode(secret, frozenset({b"other"})) == b"\x1f\x08\x08Bearer x\x00\x07x-token\x03abc"
     assert encoder.encode(((b"x-token", b"abc"),)) == b"\x00\x07x-token\x03abc"
 
 

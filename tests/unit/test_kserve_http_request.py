@@ -619,3 +619,17 @@ def test_a_raw_body_that_cannot_be_placed_is_refused(body: bytes, specs: list[Te
 
 def test_plans_are_shared_where_nothing_is_explicit() -> None:
     assert decode_http_infer(f'{{"inputs":[{X}]}}'.encode()).plan is ALL_JSON
+
+
+@pytest.mark.parametrize("header_length", [None, "all"])
+def test_several_binary_tensors_without_a_byte_are_all_there(header_length: str | None) -> None:
+    """With nothing behind the JSON, whether its length is named or not: each input has its raw contents."""
+    tensor = '{"name":"%s","datatype":"UINT8","shape":[0],"parameters":{"binary_data_size":0}}'
+    body = ('{{"inputs":[{},{},{}]}}'.format(tensor % "a", tensor % "b", tensor % "c")).encode()
+    message = message_of(decode_http_infer(body, None if header_length is None else len(body)))
+    assert [each.name for each in message.inputs] == ["a", "b", "c"]
+    assert list(message.raw_input_contents) == [b"", b"", b""]
+    mixed = '{{"inputs":[{},{{"name":"x","datatype":"UINT8","shape":[1],"data":[7]}},{}]}}'.format(
+        tensor % "a", tensor % "b"
+    )
+    assert list(decode(mixed).raw_input_contents) == [b"", b"\x07", b""]

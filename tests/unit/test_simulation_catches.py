@@ -156,7 +156,7 @@ def test_an_answer_after_the_deadline_is_found() -> None:
 
 
 def test_a_deadline_that_does_not_fire_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DeadlineScope, "_fire", lambda self: None)
+    monkeypatch.setattr(DeadlineScope, "fire", lambda self: None)
     assert finds("ms after its deadline", SEEDS, SmallHouse)
 
 
@@ -303,7 +303,7 @@ def test_the_command_exits_with_1_if_a_seed_fails_and_with_0_if_none_does(
     assert runner.main(["--seeds", "2", "--jobs", "1", "--json", str(out)]) == 0
     assert '"failed": 0' in out.read_text()
     capsys.readouterr()
-    monkeypatch.setattr(DeadlineScope, "_fire", lambda self: None)
+    monkeypatch.setattr(DeadlineScope, "fire", lambda self: None)
     assert runner.main(["--seeds", "3", "--jobs", "1"]) == 1
     assert "replay: python -m tests.simulation --seed " in capsys.readouterr().out
 

@@ -92,7 +92,9 @@ def decode_http_infer(body: Piece, header_length: int | None = None) -> HttpInfe
 def decode_document(document: dict[str, Any]) -> HttpInferRequest:
     """The same for its JSON, read, with nothing behind it."""
     texts, _, request_id, plan, sequence, classified = _decode(document, 0)
-    return HttpInferRequest(texts[0], request_id, plan, sequence, classified)
+    # Several texts if tensors without a byte stand "behind" the JSON.
+    message = texts[0] if len(texts) == 1 else b"".join(texts)
+    return HttpInferRequest(message, request_id, plan, sequence, classified)
 
 
 def decode_in_pieces(pieces: Sequence[Piece], header_length: int) -> HttpInferRequest:
