@@ -52,7 +52,18 @@ NOT_POST = "this port speaks gRPC: the method must be POST"
 class RpcHead:
     """What one block says. Shared by all RPCs that send it, so nothing here changes."""
 
-    __slots__ = ("encoding", "fault", "headers", "kind", "method", "named", "status", "timeout_s", "true_status")
+    __slots__ = (
+        "encoding",
+        "fault",
+        "headers",
+        "kind",
+        "method",
+        "named",
+        "rpc_timeout_s",
+        "status",
+        "timeout_s",
+        "true_status",
+    )
 
     def __init__(self, kind: int, method: str, headers: ClientHeaders) -> None:
         self.kind = kind
@@ -63,6 +74,8 @@ class RpcHead:
         """The caller gave the request its id; else `headers.request_id` is for one RPC only."""
         self.timeout_s: float | None = headers.timeout_s
         """The shorter of what the caller's two headers say."""
+        self.rpc_timeout_s: float | None = None
+        """What `grpc-timeout` alone says: on a stream the other header is for each of its calls."""
         self.encoding = IDENTITY
         """Of messages whose flag says that they are compressed."""
         self.true_status = False
@@ -134,7 +147,8 @@ def _take(head: RpcHead, name: bytes, value: bytes) -> None:
     """One of the fields that are read here. Of several of one name the last counts."""
     try:
         if name == b"grpc-timeout":
-            head.timeout_s = least(head.headers.timeout_s, parse_timeout(value))
+            head.rpc_timeout_s = parse_timeout(value)
+            head.timeout_s = least(head.headers.timeout_s, head.rpc_timeout_s)
         elif name == b"grpc-encoding":
             head.encoding = read_encoding(value)
         else:

@@ -77,7 +77,7 @@ class ServerStream:
         self._writer: asyncio.Future[None] | None = None
         self._timer: Timer | None = None
         self._task: asyncio.Task[None] | None = None
-        deadline_s = math.inf if head.timeout_s is None else rpc.arrived_s + head.timeout_s
+        deadline_s = math.inf if head.rpc_timeout_s is None else rpc.arrived_s + head.rpc_timeout_s
         self._stream: ClientStream | None = ClientStream(
             kit.streams, self, with_id(head.headers, rpc.request_id), deadline_s, true_status=head.true_status
         )

@@ -12,12 +12,15 @@
 - `clients.py`: who comes when. `entrance.py`, `generate_entrance.py`: calls as objects or as HTTP.
   `stream_entrance.py`: streams, through the edge's own `ClientStream` over a port in memory. `stream_parts.py`: which
   message answers which call.
+- The codec half (`Scenario.codecs`), in which calls enter and leave as HTTP/2: `http2_end.py`, a strict peer made of
+  frames by hand; `grpc_bytes.py`, gRPC above it. `codec_replica.py`: the gRPC server of a simulated Triton.
+  `codec_network.py`: the product's own client over connections to it. `grpc_callers.py`: clients of the gRPC port.
 - `house.py`: the product's assembly over these faces. `small_house.py`: a tiny one, for its own tests.
 - `run.py`: one run. `watch.py`: what is judged as it happens. `report.py`: what a run leaves. `checks.py`,
   `stream_checks.py`, `sequence_checks.py`: the invariants. `runner.py`: many runs, and the command.
 
-What is not in it: the library of the gRPC edge and the gRPC client (C threads; the integration tests have them), the
-admin server, signals. To add a fault, add a function to `_FAULTS` in `scenario.py` and, if it is a new event, a row to
+What is not in it: gRPC's own library, in front or behind (C threads; the integration tests have it), TLS, the admin
+server, signals. To add a fault, add a function to `_FAULTS` in `scenario.py` and, if it is a new event, a row to
 `_EVENTS` in `run.py`. To add an invariant, add a function to a list of checks, and a test that plants what it must
 find.
 """

@@ -174,8 +174,7 @@ class Http1Server:
                     self.discarded_bytes += size - pos
                     break
         except Refusal as refusal:
-            # If a head is at fault, it is one of these; in the last case `pos` has not moved from its start.
-            at_fault = head or self._heads.partial or data[pos : pos + 5]
+            at_fault = head or self._heads.partial  # if a head is at fault, it is one of these
             self._fail(refusal, at_fault.startswith(b"HEAD "), events)
         return events
 

@@ -103,7 +103,7 @@ class Http2Connection(ControlFrames):
         streams = self._streams
         too_long = self._too_long
         usual = not self._expects
-        while size - pos >= 9:
+        while size - pos >= 9 and not self.closed:  # what comes behind the last frame that counts is nobody's
             word, flags, stream_id = unpack_head(data, pos)
             if word >= too_long:
                 raise Http2Fault(ErrorCode.FRAME_SIZE_ERROR, "a frame is longer than SETTINGS_MAX_FRAME_SIZE")
@@ -263,7 +263,9 @@ class Http2Connection(ControlFrames):
             return
         padding = length - (stop - start)
         if padding and not end:
-            self.acknowledge(stream, padding)
+            # At once: nobody takes it, and a message that the window just fits, or that was lent one, waits for it.
+            stream.window_in += padding
+            self._acknowledged(frames.window_update(stream_id, padding))
         if end:
             self._remote_done(stream)
             stream.on_data(data, start, stop, True)
