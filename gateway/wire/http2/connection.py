@@ -135,8 +135,6 @@ class Http2Connection(ControlFrames):
                 self._headers(stream_id & STREAM_ID_MAX, data[start:pos], flags & 1)
                 continue
             self._other_frame(kind, flags, stream_id & STREAM_ID_MAX, data, start, pos)
-            if self.closed:
-                return
             usual = not self._expects
         if pos < size:
             self._keep(data, pos)
