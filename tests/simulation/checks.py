@@ -116,9 +116,11 @@ def nobody_is_worked_for_in_vain(report: Report) -> Iterator[str]:
         until_s, policy = report.out_until_s.get(plan.question), report.scenario.policies.models.get(plan.model)
         if until_s is None or policy is None:
             continue
-        ends = {"its deadline": _deadline_s(plan, call, policy) + GRACE_S}
+        deadline_s = _deadline_s(plan, call, policy)
+        ends = {"its deadline": deadline_s + GRACE_S}
         left_s = report.left_at_s.get(plan.number)
-        if left_s is not None and not (report.scenario.codecs and ends["its deadline"] - left_s < EXPIRY_GRACE_S):
+        grace_s = EXPIRY_GRACE_S + LEAVING_S if report.scenario.codecs else 0.0
+        if left_s is not None and (not grace_s or deadline_s - left_s > grace_s):
             # Over gRPC whoever leaves shortly before the deadline is taken for one whose time is over.
             ends["its client left"] = left_s + LEAVING_S
         for what, at_s in ends.items():
