@@ -46,7 +46,7 @@ def test_timers_left_on_the_wheel_are_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_deadline_that_does_not_fire_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DeadlineScope, "_fire", lambda self: None)
+    monkeypatch.setattr(DeadlineScope, "fire", lambda self: None)
     assert finds("no_answer_after_the_deadline", DIRECT)
 
 
