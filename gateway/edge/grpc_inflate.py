@@ -6,22 +6,19 @@ from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
 from gateway.edge.grpc_kit import GrpcKit
 from gateway.edge.inflating import InflatingBody
-from gateway.wire.content_coding import GZIP, IDENTITY
-
-_GZIP_MAGIC = b"\x1f\x8b"
+from gateway.wire.grpc import GrpcFault, check_compressed
 
 
 async def inflate(kit: GrpcKit, encoding: bytes, payload: bytes) -> bytes:
     """The message in a `payload` whose flag says that it is compressed. So many bytes are reserved in the budget, for
     the caller to give back. Raises `GatewayError`.
     """
-    if encoding == IDENTITY:
-        raise _bad("Compression bit set but no encoding configured")
+    try:
+        check_compressed(payload, encoding)
+    except GrpcFault as fault:
+        raise _bad(fault.text) from None
     if not payload:
         return b""
-    # The container must be the one that was named: HTTP's custom takes either, gRPC's library does not.
-    if payload.startswith(_GZIP_MAGIC) != (encoding == GZIP):
-        raise _bad(f"the message is not compressed with {encoding.decode()}")
     limit = kit.message_bytes_max
     body = InflatingBody(kit.workers, kit.budget, limit, lambda: _too_large(limit))
     try:

@@ -18,14 +18,12 @@ from gateway.edge.grpc_stream import ClientStream
 from gateway.edge.tls_door import PortDoor
 from gateway.edge.tls_peers import TransportPeers
 from gateway.policy.schema import GrpcLimits
-from gateway.runtime.listen import listen_error, split_address
+from gateway.runtime.listen import listen_on
 from gateway.runtime.wheel import TimerWheel
 from gateway.wire.http2 import Http2Limits, Http2Server, Stream
 
 _log = logging.getLogger("sluice.edge.grpc")
 
-BACKLOG = 1024
-"""Connections that the kernel keeps until they are accepted."""
 STREAM_WINDOW_BYTES = 256 * 1024
 """A request up to this size comes without the client waiting for a word of ours; a larger one is given room when its
 length is known, and reserved. No window costs memory by itself: what arrives is reserved, or dropped."""
@@ -76,14 +74,8 @@ class GrpcPort:
         """Listen on `address` (`host:port`; port 0 takes a free one). Returns the address in use. Raises
         `ListenError`.
         """
-        host, port = split_address(address)
-        loop = asyncio.get_running_loop()
-        try:
-            self._listener = await loop.create_server(self._protocol, host, port, backlog=BACKLOG)
-        except OSError as error:
-            raise listen_error(address, LISTEN_KEY, error) from error
-        bound = self._listener.sockets[0].getsockname()
-        return f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+        self._listener, bound = await listen_on(address, LISTEN_KEY, self._protocol)
+        return bound
 
     def _protocol(self) -> asyncio.BaseProtocol:
         # What comes out of TLS is in memory already, and is handed over as it is.

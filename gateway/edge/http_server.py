@@ -23,7 +23,7 @@ from gateway.edge.tls_peers import TransportPeers
 from gateway.policy.schema import HttpLimits
 from gateway.runtime.chance import Chance
 from gateway.runtime.clock import Clock
-from gateway.runtime.listen import listen_error, split_address
+from gateway.runtime.listen import listen_on
 from gateway.runtime.wheel import TimerWheel
 from gateway.runtime.workers import InlineWorkers, Workers
 from gateway.wire.http1 import Http1Limits
@@ -31,8 +31,6 @@ from gateway.wire.http1 import Http1Limits
 _log = logging.getLogger("sluice.edge")
 
 LISTEN_KEY = "gateway.listen.http"
-BACKLOG = 1024
-"""Connections that the kernel keeps until they are accepted."""
 CUT_GRACE_S = 1.0
 """After the drain limit, this long for the errors that cut calls short to be written."""
 REQUEST_LINE_BYTES_MAX = 8192
@@ -123,14 +121,8 @@ class HttpServer:
         """Listen on `address` (`host:port`; port 0 takes a free one). Returns the address in use. Raises
         `ListenError`.
         """
-        host, port = split_address(address)
-        loop = asyncio.get_running_loop()
-        try:
-            self._listener = await loop.create_server(self._protocol, host, port, backlog=BACKLOG)
-        except OSError as error:
-            raise listen_error(address, LISTEN_KEY, error) from error
-        bound = self._listener.sockets[0].getsockname()
-        return f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+        self._listener, bound = await listen_on(address, LISTEN_KEY, self._protocol)
+        return bound
 
     def _protocol(self) -> asyncio.Protocol:
         return HttpConnection(self) if self._tls is None else self._tls.protocol(lambda: HttpConnection(self))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+from collections.abc import Callable
+
+BACKLOG = 1024
+"""Connections that the kernel keeps until they are accepted."""
 
 
 class ListenError(Exception):
@@ -17,6 +22,19 @@ def split_address(address: str) -> tuple[str, int]:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     return host, int(port)
+
+
+async def listen_on(address: str, key: str, protocol: Callable[[], asyncio.BaseProtocol]) -> tuple[asyncio.Server, str]:
+    """Listen on `address` (`host:port`; port 0 takes a free one), which stands under the policy key `key`, with
+    `protocol` for each connection. Returns the server and the address in use. Raises `ListenError`.
+    """
+    host, port = split_address(address)
+    try:
+        server = await asyncio.get_running_loop().create_server(protocol, host, port, backlog=BACKLOG)
+    except OSError as error:
+        raise listen_error(address, key, error) from error
+    bound = server.sockets[0].getsockname()
+    return server, f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
 
 
 def listen_error(address: str, key: str, error: OSError) -> ListenError:
