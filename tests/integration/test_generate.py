@@ -39,7 +39,7 @@ def started(server: TritonServer, directory: Any) -> GatewayProcess:
 @pytest.fixture(scope="module")
 def gateway(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     with started(server, tmp_path_factory.mktemp("generate-gateway")) as process:
-        yield process.wait_ready()
+        yield process.wait_ready().wait_models(*MODELS)
         assert process.stop() == 0, process.log_text()
 
 

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from queue import Queue
+from queue import Empty, Queue
 from typing import Any
 
 import grpc
@@ -23,6 +23,11 @@ from tests.conftest import STREAMING_POLICIES, mend, replicas_of
 from tests.support.gateway_process import GatewayProcess, write_policies
 
 WAIT_S = 20.0
+DIRECT_WAIT_S = 6.0
+PLAYS = 4
+"""A decoupled and a plain call that overlap on one stream of Triton 2.51 race in it: asked directly on a busy machine, about one pair
+in a hundred is never answered or kills the server (2,300 pairs through the gateway met neither: it sends the call that
+has one response by itself). Such a play says nothing of the gateway."""
 KINDS: dict[str, tuple[str, Any]] = {
     "text_input": ("BYTES", np.object_),
     "fail_with": ("BYTES", np.object_),
@@ -54,7 +59,8 @@ def tokens(text: bytes = b"hello", **options: Any) -> list[Any]:
 class Stream:
     """One stream of one unmodified client. A message is what a caller can see of a response."""
 
-    def __init__(self, address: str, **options: Any) -> None:
+    def __init__(self, address: str, *, wait_s: float = WAIT_S, **options: Any) -> None:
+        self._wait_s = wait_s
         self.client = triton_grpc.InferenceServerClient(address)
         self._messages: Queue[Message] = Queue()
         self.unfinished = False
@@ -74,7 +80,7 @@ class Stream:
         self.client.async_stream_infer(model, inputs, **options)
 
     def take(self, count: int) -> list[Message]:
-        return [self._messages.get(timeout=WAIT_S) for _ in range(count)]
+        return [self._messages.get(timeout=self._wait_s) for _ in range(count)]
 
     def nothing_more(self) -> bool:
         return self._messages.empty()
@@ -93,14 +99,37 @@ class Stream:
 def both(
     fleet: LocalFleet, gateway: GatewayProcess, script: Callable[[Stream], list[Message]], **options: Any
 ) -> list[Message]:
-    """What the script sees directly, after it has seen the same through the gateway."""
-    seen = []
-    for address in (fleet["triton-0"].spec.grpc_address, gateway.grpc):
-        with Stream(address, **options) as stream:
-            seen.append(script(stream))
-    direct, through = seen
+    """What the script sees of Triton, after it has seen the same through the gateway."""
+    server = fleet["triton-0"]
+    through = seen_of(gateway.grpc, "the gateway", WAIT_S, script, options)
+    for _ in range(PLAYS):
+        try:
+            direct = seen_of(server.spec.grpc_address, "Triton", DIRECT_WAIT_S, script, options)
+        except (SilentError, InferenceServerException) as error:
+            print(f"played again: {error}")
+        else:
+            if through == direct or server.state() == "running":
+                break
+        mend(fleet)
+    else:
+        raise AssertionError(f"Triton gave no whole answer in {PLAYS} plays")
     assert through == direct
     return direct
+
+
+class SilentError(AssertionError):
+    """A side that owes a response and sends none."""
+
+
+def seen_of(
+    address: str, name: str, wait_s: float, script: Callable[[Stream], list[Message]], options: dict[str, Any]
+) -> list[Message]:
+    """What the script sees of one side."""
+    with Stream(address, wait_s=wait_s, **options) as stream:
+        try:
+            return script(stream)
+        except Empty:
+            raise SilentError(f"{name} was silent for {wait_s:g} s") from None
 
 
 @pytest.fixture(autouse=True)

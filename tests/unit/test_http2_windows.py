@@ -82,15 +82,23 @@ def test_nothing_is_returned_for_a_stream_whose_peer_is_done() -> None:
     assert side.written() == []
 
 
-@pytest.mark.parametrize("flags", [0, PADDED])
-def test_the_last_byte_of_a_window_is_good_and_the_next_is_not(flags: int) -> None:
-    payload = b"\x00" + b"x" * 999 if flags else b"x" * 1000
+def test_the_last_byte_of_a_window_is_good_and_the_next_is_not() -> None:
     side = ServerSide(Http2Limits(window_bytes=1000))
     side.feed(request(1))
     side.streams[0].acknowledges = False
-    assert side.feed(frame(DATA, flags, 1, payload)) == []
+    assert side.feed(frame(DATA, 0, 1, b"x" * 1000)) == []
     assert side.feed(frame(DATA, 0, 1)) == [], "an empty frame needs no window"
-    (reset,) = side.feed(frame(DATA, flags, 1, b"\x00" if flags else b"x"))
+    (reset,) = side.feed(frame(DATA, 0, 1, b"x"))
+    assert (reset.kind, reset.number) == (RST, ErrorCode.FLOW_CONTROL_ERROR)
+
+
+def test_padding_counts_against_the_window_and_its_share_comes_back_alone() -> None:
+    side = ServerSide(Http2Limits(window_bytes=1000))
+    side.feed(request(1))
+    side.streams[0].acknowledges = False
+    padded = b"\x63" + b"x" * 900 + bytes(99)
+    assert side.feed(frame(DATA, PADDED, 1, padded)) == parse(number(WINDOW, 1, 100))
+    (reset,) = side.feed(frame(DATA, PADDED, 1, b"\x63" + b"x" + bytes(99)))
     assert (reset.kind, reset.number) == (RST, ErrorCode.FLOW_CONTROL_ERROR)
 
 
