@@ -25,9 +25,9 @@ from tests.support.gateway_process import GatewayProcess, write_policies
 WAIT_S = 20.0
 DIRECT_WAIT_S = 6.0
 PLAYS = 4
-"""A decoupled and a plain call that overlap on one stream of Triton 2.51 race in it: asked directly on a busy machine, about one pair
-in a hundred is never answered or kills the server (2,300 pairs through the gateway met neither: it sends the call that
-has one response by itself). Such a play says nothing of the gateway."""
+"""A plain and a decoupled call that overlap on one stream of Triton 2.51 race in it: asked directly on a busy machine,
+about one pair in a hundred is never answered or kills the server (2,300 pairs through the gateway met neither: it sends
+a plain call by itself). Such a play says nothing of the gateway."""
 KINDS: dict[str, tuple[str, Any]] = {
     "text_input": ("BYTES", np.object_),
     "fail_with": ("BYTES", np.object_),
