@@ -19,10 +19,17 @@ from gateway.core.service import Service
 from gateway.decide.bytebudget import ByteBudget
 from gateway.fleet.catalogue import FleetCatalogue
 from gateway.fleet.directory import Directory
+from gateway.fleet.http2_client import Http2ReplicaClient
 from gateway.fleet.transport import ReplicaTransport
 from gateway.observe.lag import watch_loop
 from gateway.observe.metrics import Metrics
-from gateway.observe.readings import admission_readings, fleet_readings, job_readings, sequence_readings
+from gateway.observe.readings import (
+    admission_readings,
+    fleet_readings,
+    job_readings,
+    sequence_readings,
+    upstream_readings,
+)
 from gateway.observe.table import Reading
 from gateway.policy.schema import ModelPolicy, PolicySet, Pool
 from gateway.records.log import RecordLog, Reservation
@@ -151,6 +158,7 @@ class Assembly:
                 ((name, layer.statistics(now_s)) for name, layer in self.stack.sequences.items()), self.metrics
             ),
         )
+        self.metrics.add_source("upstream", lambda now_s: upstream_readings(self._upstream_rows(now_s), self.metrics))
         self.metrics.add_source("records", self.record_log.readings)
         self.metrics.add_source("jobs", lambda now_s: job_readings(self.supervisor.statistics(now_s)["restarts"]))
         self.metrics.add_source("gateway", self._gateway_readings)
@@ -190,6 +198,13 @@ class Assembly:
             pool = self.policies.models[name].pool
             for version, row in layer.statistics(now_s).items():
                 yield pool, name, version, row["in_flight"], row["waiting"], row["limit"]
+
+    def _upstream_rows(self, now_s: float) -> Iterable[tuple[str, str, Mapping[str, float]]]:
+        """Pool, replica and what its client counts. The client of `transport: grpcio` counts nothing."""
+        for member in self.directory.everyone():
+            client = member.connection.client
+            if isinstance(client, Http2ReplicaClient):
+                yield member.replica.pool, member.replica.id, client.statistics(now_s)
 
     def _gateway_readings(self, now_s: float) -> Iterable[Reading]:
         yield "sluice_ready", (), float(self.catalogue.server_ready())

@@ -83,8 +83,10 @@ class ReplicaClient(Protocol):
 
     async def model_config(self, model: str, version: str, timeout_s: float) -> ModelConfigBytes: ...
 
-    async def infer(self, message: bytes, metadata: Metadata, timeout_s: float) -> bytes:
-        """One ModelInfer: serialized request in, serialized `ModelInferResponse` out."""
+    async def infer(self, message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"") -> bytes:
+        """One ModelInfer: serialized request in, serialized `ModelInferResponse` out. `tail` goes out behind `message`,
+        as a part of it, so that a large one need not be copied to append something.
+        """
         ...
 
     def open_stream(self, metadata: Metadata, timeout_s: float) -> ReplicaStream:

@@ -78,13 +78,12 @@ class ReplicaTransport:
                 call, attempt, UpstreamFault(Code.UNAVAILABLE, "the replica was removed", from_peer=False, sent=False)
             )
         names = _override(call.model, version)
-        message = call.message + names
         session = call.session
         if session is not None and (call.decoupled or call.sequence is not None):
-            return await StreamExchange(self, call, session, attempt, connection, sent_s).begin(message)
+            return await StreamExchange(self, call, session, attempt, connection, sent_s).begin(call.message + names)
         connection.enter()
         try:
-            answer = await connection.client.infer(message, call.metadata, timeout_s)
+            answer = await connection.client.infer(call.message, call.metadata, timeout_s, names)
         except UpstreamFault as fault:
             self.lost_model(call, attempt, connection, sent_s, fault)
             self.fail(call, attempt, fault)

@@ -80,6 +80,26 @@ def sequence_readings(rows: Iterable[tuple[str, Mapping[str, int]]], metrics: Me
             yield "sluice_sequence_events_total", (label, event), total[event]
 
 
+_UPSTREAM = (
+    ("connections", "sluice_upstream_connections"),
+    ("connects", "sluice_upstream_connects_total"),
+    ("connect_failures", "sluice_upstream_connect_failures_total"),
+    ("goaways", "sluice_upstream_goaways_total"),
+    ("moved", "sluice_upstream_calls_moved_total"),
+    ("cancelled", "sluice_upstream_calls_cancelled_total"),
+    ("ping_complaints", "sluice_upstream_ping_complaints_total"),
+    ("keepalive_s", "sluice_upstream_keepalive_seconds"),
+)
+
+
+def upstream_readings(rows: Iterable[tuple[str, str, Mapping[str, float]]], metrics: Metrics) -> Iterable[Reading]:
+    """From (pool, replica's id, what its client counts: `Http2ReplicaClient.statistics`)."""
+    for pool, replica, counts in rows:
+        here = (labels.text(pool), metrics.replica_label(replica))
+        for name, metric in _UPSTREAM:
+            yield metric, here, counts[name]
+
+
 def job_readings(restarts: Mapping[str, int]) -> Iterable[Reading]:
     """From the supervisor's count of restarts by job."""
     sums: Counter[str] = Counter()

@@ -123,6 +123,25 @@ TABLE: tuple[Row, ...] = (
     _gauge("sluice_gpu_utilisation_ratio", "pool replica gpu", "0 to 1, as Triton reports it; gpu is an ordinal."),
     _gauge("sluice_gpu_memory_used_bytes", "pool replica gpu", "As Triton reports it."),
     _gauge("sluice_gpu_memory_total_bytes", "pool replica gpu", "As Triton reports it."),
+    # The gRPC connections to replicas. Counts begin again when a replica's client is made anew.
+    _gauge("sluice_upstream_connections", "pool replica", "Connections to a replica, those that are leaving included."),
+    _counter("sluice_upstream_connects_total", "pool replica", "Connections to a replica that were made."),
+    _counter("sluice_upstream_connect_failures_total", "pool replica", "Attempts to connect to a replica that failed."),
+    _counter("sluice_upstream_goaways_total", "pool replica", "Connections that a replica asked to leave (GOAWAY)."),
+    _counter(
+        "sluice_upstream_calls_moved_total",
+        "pool replica",
+        "Calls that a replica had not taken, and that were sent again.",
+    ),
+    _counter(
+        "sluice_upstream_calls_cancelled_total", "pool replica", "Calls and streams given up while they were out."
+    ),
+    _counter(
+        "sluice_upstream_ping_complaints_total",
+        "pool replica",
+        "Times that a replica found the gateway's pings too many; each makes the interval longer.",
+    ),
+    _gauge("sluice_upstream_keepalive_seconds", "pool replica", "Between two pings to a replica now."),
     # Records.
     _counter("sluice_records_written_total", "", "Prediction records handed to the operating system."),
     _counter("sluice_records_dropped_total", "reason", "Prediction records lost, by reason (docs/records.md)."),

@@ -298,10 +298,11 @@ class RecordLog:
         while True:
             await self._wake.wait()
             await asyncio.sleep(self._pause_s or self._gather_s)
-            while self._queue or self._drops:
-                if not await self._flush_once():
-                    break
-            else:
+            # What came while a batch was written is gathered again, unless it fills another one: a worker that is woken
+            # for every few records costs more than making and writing them.
+            while await self._flush_once() and (len(self._queue) >= _BATCH_RECORDS or self._bytes >= _BATCH_BYTES):
+                pass
+            if not (self._queue or self._drops):
                 self._wake.clear()
 
     async def _flush_once(self, *, closing: bool = False) -> bool:

@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -351,3 +352,12 @@ def raw_post(gateway: GatewayProcess, body: bytes, headers: dict[str, str]) -> b
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         connection.sendall(head.encode() + body)
         return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_the_connections_to_the_replicas_are_on_the_metrics_page(gateway: GatewayProcess, fleet: LocalFleet) -> None:
+    page = gateway.get("metrics", "/metrics")[1].decode()
+    pattern = r'^sluice_upstream_(connections|connects_total)\{pool="cpu",replica="([^"]+)"\} ([0-9.e+]+)$'
+    found = {(name, replica): float(value) for name, replica, value in re.findall(pattern, page, re.MULTILINE)}
+    replicas = {replica for _, replica in found}
+    assert len(replicas) == len(list(fleet))
+    assert all(value >= 1 for value in found.values()), found

@@ -22,7 +22,14 @@ from gateway.observe import labels
 from gateway.observe.document import page
 from gateway.observe.frozen import SERIES_MAX
 from gateway.observe.metrics import BOUNDS_S, FADE_S, Metrics
-from gateway.observe.readings import admission_readings, file_readings, fleet_readings, job_readings, sequence_readings
+from gateway.observe.readings import (
+    admission_readings,
+    file_readings,
+    fleet_readings,
+    job_readings,
+    sequence_readings,
+    upstream_readings,
+)
 from gateway.observe.stages import STAGES, stage_seconds
 from gateway.observe.table import ROWS, TABLE, Reading
 from gateway.wire.http_path import Route
@@ -226,6 +233,9 @@ def fill(of: Metrics) -> bool:
     of.add_source("files", lambda _: file_readings([("keys", 1, False, 0.0), ("listen_tls", 2, True, 1.8e9)]))
     counts = dict.fromkeys(("started", "adopted", "ended", "lost", "expired", "evicted", "live", "waiting"), 1)
     of.add_source("sequences", lambda _: sequence_readings([("fraud", counts)], of))
+    names = "connections connects connect_failures goaways moved cancelled ping_complaints keepalive_s".split()
+    upstream = dict.fromkeys(names, 1.0)
+    of.add_source("upstream", lambda _: upstream_readings([("default", "default/10.0.0.1:8001", upstream)], of))
     of.add_source("jobs", lambda _: job_readings({"scrape:10.0.0.1:8002": 2, "records-flush": 1}))
 
     def rest(_: float) -> Iterable[Reading]:
