@@ -22,6 +22,10 @@ COMMANDS: dict[str, str] = {
     "connections": "what thousands of idle HTTP connections cost the gateway, and whether others feel them",
     "perf-analyzer": "NVIDIA's own load generator, unmodified, through Sluice or directly",
     "soak": "steady load of every kind for a long time: what grows, and do calls take longer?",
+    "sizes": "what a call costs against the size of its tensor, through Sluice, Envoy and directly",
+    "beside": "what small calls feel of a caller beside them that sends large tensors",
+    "fleet": "what a call costs against the number of models and of replicas",
+    "throughput": "inferences per second through Sluice over direct ones, by perf_analyzer and by our own callers",
     "stages": "what one call costs the gateway's process, stage by stage, beside its budget",
     "run": "a scenario as open-loop load, with a verdict, figures and pictures",
 }

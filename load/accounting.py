@@ -33,6 +33,21 @@ def rss_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
 
 
+def forget_peak(pid: int) -> None:
+    """Let the peak of a process's resident memory begin anew from what it is now. Raises OSError if the kernel does not
+    allow it.
+    """
+    Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """The most resident memory that a process has had since `forget_peak`, or since it began."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/{pid}/status tells no peak")
+
+
 def machine_busy_s() -> float:
     """CPU seconds that all CPUs together have been busy since boot, time stolen by the host included."""
     with open("/proc/stat", encoding="ascii") as file:

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from load.connection import GRACE_S, Connection
 from load.histogram import Histogram
-from load.inputs import Calls
+from load.inputs import Calls, LoadCall
 
 S = TypeVar("S")
 
@@ -128,6 +128,17 @@ class ClosedLoop:
                     connection.check(loop.time())
 
 
+async def ask(connection: Connection, call: LoadCall) -> str:
+    """Make one call. Returns its error, empty for a right answer."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[str] = loop.create_future()
+    connection.send(call, ended.set_result)
+    give_up = loop.call_later(call.deadline_ms / 1000 + GRACE_S + 0.1, lambda: connection.check(loop.time()))
+    error = await ended
+    give_up.cancel()
+    return error
+
+
 async def answers(connection: Connection, calls: Calls, timeout_s: float) -> str:
     """Make calls until one gets a right answer, or the time is up; returns the last error, empty if there was a right
     answer.
@@ -135,12 +146,7 @@ async def answers(connection: Connection, calls: Calls, timeout_s: float) -> str
     loop = asyncio.get_running_loop()
     end_s = loop.time() + timeout_s
     while True:
-        ended: asyncio.Future[str] = loop.create_future()
-        call = calls.next()
-        connection.send(call, ended.set_result)
-        give_up = loop.call_later(call.deadline_ms / 1000 + GRACE_S + 0.1, lambda: connection.check(loop.time()))
-        error = await ended
-        give_up.cancel()
+        error = await ask(connection, calls.next())
         if not error or loop.time() > end_s:
             return error
         await asyncio.sleep(PAUSE_AFTER_ERROR_S)

@@ -23,7 +23,7 @@ from load.errors import LoadError, UsageError
 from load.figures import RATIOS, UNJUDGED, Reading, Round, comparison, table
 from load.grpc_connection import GrpcConnection
 from load.http_connection import HttpConnection
-from load.inputs import Calls, IdentityInputs
+from load.inputs import Calls, IdentityInputs, Inputs
 from load.options import positive, positive_int, require_json_folder, tell
 from load.raw_grpc_connection import RawGrpcConnection
 from load.rig import Rig, Side, rig
@@ -114,10 +114,10 @@ class Sample:
 class Comparison:
     """The rounds of one comparison on a rig that is up."""
 
-    def __init__(self, ready: Rig, arguments: argparse.Namespace) -> None:
+    def __init__(self, ready: Rig, arguments: argparse.Namespace, inputs: Inputs | None = None) -> None:
         self._rig = ready
         self._arguments = arguments
-        self._inputs = IdentityInputs()
+        self._inputs: Inputs = IdentityInputs() if inputs is None else inputs
         self._calls = Calls(random.getrandbits(32), arguments.deadline_ms)
 
     async def settle(self) -> None:
@@ -147,7 +147,7 @@ class Comparison:
         before = self._rig.executed(self._inputs.model)
         try:
             loop = ClosedLoop(connections, self._calls)
-            measured = await loop.run(arguments.warm_up, arguments.seconds, partial(self._sample, side))
+            measured = await loop.run(arguments.warm_up, arguments.seconds, partial(sample, self._rig, side))
         finally:
             await asyncio.gather(*(connection.aclose() for connection in connections))
         after = self._rig.executed(self._inputs.model)
@@ -155,24 +155,32 @@ class Comparison:
         return replace(found, inferences=after[0] - before[0], executions=after[1] - before[1])
 
     def _connections(self, side: Side, count: int) -> list[Connection]:
-        make: Callable[[str, IdentityInputs], Connection]
+        make: Callable[[str, Inputs], Connection]
         make = HttpConnection
         if self._arguments.protocol == "grpc":
             make = RawGrpcConnection if self._arguments.client == "raw" else GrpcConnection
         return [make(side.address(self._arguments.protocol), self._inputs) for _ in range(count)]
 
-    def _sample(self, side: Side) -> Sample:
-        triton_s = accounting.cpu_s_of(self._rig.triton_pids())
-        generator_s = time.process_time()
-        proxies_s = accounting.cpu_s_of(self._rig.proxy_pids())
-        return Sample(
-            proxy_s=0.0 if side.pid is None else accounting.cpu_s(side.pid),
-            triton_s=triton_s,
-            generator_s=generator_s,
-            all_ours_s=triton_s + generator_s + proxies_s,
-            machine_s=accounting.machine_busy_s(),
-            at_s=time.perf_counter(),
-        )
+
+def sample(ready: Rig, side: Side) -> Sample:
+    """What has been used up to now; `proxy_s` is this side's."""
+    triton_s = accounting.cpu_s_of(ready.triton_pids())
+    generator_s = time.process_time()
+    proxies_s = accounting.cpu_s_of(ready.proxy_pids())
+    return Sample(
+        proxy_s=0.0 if side.pid is None else accounting.cpu_s(side.pid),
+        triton_s=triton_s,
+        generator_s=generator_s,
+        all_ours_s=triton_s + generator_s + proxies_s,
+        machine_s=accounting.machine_busy_s(),
+        at_s=time.perf_counter(),
+    )
+
+
+def others_cores(before: Sample, after: Sample) -> float:
+    """CPUs that processes which are not ours took between two samples."""
+    others_s = (after.machine_s - before.machine_s) - (after.all_ours_s - before.all_ours_s)
+    return max(0.0, others_s / (after.at_s - before.at_s))
 
 
 def reading(measured: Measured[Sample], rss_bytes: int | None, has_proxy: bool) -> Reading:
@@ -181,7 +189,6 @@ def reading(measured: Measured[Sample], rss_bytes: int | None, has_proxy: bool) 
     calls = max(1, tally.calls)
     errors = sum(tally.errors.values())
     right = tally.latency.count
-    others_s = (after.machine_s - before.machine_s) - (after.all_ours_s - before.all_ours_s)
     late = tally.timer_late
     return Reading(
         calls=tally.calls,
@@ -193,7 +200,7 @@ def reading(measured: Measured[Sample], rss_bytes: int | None, has_proxy: bool) 
         rss_mb=None if rss_bytes is None else rss_bytes / 1e6,
         triton_cpu_us_per_call=(after.triton_s - before.triton_s) * 1e6 / calls,
         generator_cpu_us_per_call=(after.generator_s - before.generator_s) * 1e6 / calls,
-        others_cores=max(0.0, others_s / (after.at_s - before.at_s)),
+        others_cores=others_cores(before, after),
         timer_late_p99_ms=late.quantile_ns(0.99) / 1e6 if late.count else measured.seconds * 1000,
         error_kinds=dict(tally.errors),
         sent=measured.sent,

@@ -56,6 +56,19 @@ The run is cut into quarters: the first warms up, the second is what the last is
 - **inconclusive**: a run too short (fewer than {SAMPLES_MIN} readings in the second half say nothing about a slope), a
   slope whose interval lies on both sides of the limit, or other work that took more than {OTHERS_CORES_MAX:g} CPUs in a
   quarter.""",
+    "sizes": """\
+The verdict is **fail** if a call failed or was answered wrongly, else **none**: no figure has a limit. A ratio that
+means nothing by itself (too few rounds, most of them disturbed, or too far apart) has a question mark.""",
+    "beside": f"""\
+The verdict is **fail** if a call failed or was answered wrongly, small or large. Else it is that of the ratio of
+ratios, judged as a `--limit` of `compare`: **inconclusive** with fewer than {ROUNDS_MIN} rounds, with more than half
+of them disturbed (other work, or a generator that was late itself), or with a median too near the limit.""",
+    "fleet": """\
+There is no verdict: it shows how the cost of a call grows with the fleet.""",
+    "throughput": f"""\
+The verdict is **fail** if one of our own calls failed or was answered wrongly, or if Triton, by its own count, did not
+execute a call or executed it twice. Else it is that of every ratio under `--limit`, judged as one of `compare` (at
+least {ROUNDS_MIN} rounds), and **{UNJUDGED}** without.""",
     "stages": """\
 There is no verdict: a budget is a plan, and what is judged is the whole, by `compare`. A stage whose interval is wide
 was measured on a busy machine.""",
@@ -110,6 +123,45 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
         "setting": "rate, deadline, shares of the traffic, machine, how late the generator was, …",
         "samples": "every reading of the gateway: `at_s`, `rss_bytes`, `descriptors`, `tasks`, `in_flight`, …",
         "seconds": "every second: `offered`, `ended`, `failed`, `p50_ms`, `p99_ms`, `max_ms`",
+    },
+    "sizes": {
+        "protocol": "`http` or `grpc`",
+        "verdict": f"`fail`, `{UNJUDGED}`",
+        "checks": CHECKS,
+        "sizes": "each with `size`, `bytes`, `sides` (each way with the sums of `calls` and `errors`, the medians of "
+        "`cpu_us_per_call`, `cpu_us_per_mb`, `p50_ms`, `others_cores`, and the largest `rss_growth_mb` and "
+        "`lag_over_ms`; null where it does not apply), and `ratios` of `cpu` and `p50`, Sluice over each other way",
+        "setting": "peer, rounds, calls, machine, …",
+        "rounds": "all readings, by size and way",
+    },
+    "beside": {
+        "verdict": "`pass`, `fail`, `inconclusive`",
+        "checks": WITH_WHY,
+        "ways": "`sluice` and `direct`, each `alone` and `beside` the large calls, with sums of `calls`, `errors`, "
+        "`large_calls`, medians of `p50_ms`, `p99_ms`, `max_ms`, `late_share`, `timer_late_p99_ms`, `others_cores`, "
+        "and the largest `rss_growth_mb`",
+        "slowdowns": "of each way, p99 beside over p99 alone",
+        "excess": "Sluice's slowdown over that of direct calls, which is judged",
+        "disturbed_rounds": "how many of the rounds",
+        "setting": "rate, times, size, machine, …",
+        "rounds": "all readings",
+    },
+    "fleet": {
+        "fleets": "each with `models`, `replicas`, `us_per_call` with its 95 % interval from `low` to `high`, "
+        "`over_first` (over the first fleet's of the same rounds), `rest_us_per_s`, "
+        "and `first_us_per_call`, that of the first calls after the start",
+        "setting": "rate, rounds, machine, …",
+        "rounds": "all readings",
+    },
+    "throughput": {
+        "protocol": "`http` or `grpc`",
+        "verdict": f"`pass`, `fail`, `inconclusive`, `{UNJUDGED}`",
+        "checks": WITH_WHY,
+        "generators": "each `generator` at each `concurrency`, with `sides` (`sluice` and `direct`: sums of `sent`, "
+        "`errors`, and of Triton's `inferences` and `executions`, whose ratio is `batch`; medians of `rps`, `p50_ms`, "
+        "`p99_ms`, `others_cores`), `ratio` of the rates, and `disturbed_rounds`",
+        "setting": "rounds, requests, model, machine, …",
+        "rounds": "all readings, by generator and concurrency",
     },
     "stages": {
         "stages": "each with `name`, `group`, `us` per call (the median over the rounds), and its 95 % interval from "

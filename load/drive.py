@@ -63,7 +63,7 @@ async def drive(
 
     try:
         await asyncio.gather(*(map(_settle, spec.traffic, senders, repeat(target.name))))
-        with _few_collections():
+        with few_collections():
             result = await run_open_loop(
                 schedule(processes, seed=spec.seed, warm_up_s=spec.warm_up_s, until_s=spec.duration_s),
                 traffic,
@@ -112,7 +112,7 @@ async def _settle(each: TrafficSpec, sender: Sender, target: str) -> None:
 
 
 @contextmanager
-def _few_collections() -> Iterator[None]:
+def few_collections() -> Iterator[None]:
     """What exists stays out of collections, and there are few: each of them makes sends late."""
     before = gc.get_threshold()
     gc.collect()

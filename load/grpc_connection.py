@@ -21,6 +21,8 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # otherwise all callers of this process share one connection
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
 ]
 
 

@@ -169,6 +169,10 @@ class IdentityInputs(_Fp32Row):
     def _json_values(self, row: int) -> bytes:
         return b"%d,%d,%b" % (row % _HALF, row // _HALF % _HALF, _FIXED_JSON)
 
+    def message_to(self, model: str, row: int) -> bytes:
+        """The message for a model that is the same under another name."""
+        return bytes_field(1, model.encode()) + self.grpc_message(row)[len(bytes_field(1, self.model.encode())) :]
+
 
 class AccelInputs(_Fp32Row):
     """One FP32 value for the model `accel`: the work, in its units, which decides how long it takes. To make rows

@@ -14,7 +14,7 @@ from load import accounting
 from load.errors import UsageError
 from load.options import positive_int, require_json_folder, tell
 from load.perf_tool import PerfAnalyzer, PerfFigures, ensure_perf_analyzer, run_perf_analyzer
-from load.rig import Peer, Rig, Side, rig
+from load.rig import Peer, Side, rig
 
 DEADLINE_MS = 5000
 SLOTS_MIN = 16
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     runs: dict[str, list[PerfFigures]] = {peer: [] for peer in peers}
     with up as ready:
-        sides = sides_of(ready)
+        sides = ready.ways()
         for number in range(1, arguments.rounds + 1):
             for peer in peers if number % 2 else peers[::-1]:
                 found = _drive(tool, sides[peer], arguments)
@@ -102,12 +102,6 @@ def options(
     if streaming:
         words += ["--streaming", "--async"]  # its synchronous mode has no streams
     return [*words, *more]
-
-
-def sides_of(ready: Rig) -> dict[str, Side]:
-    """Every way to the rig's Triton, by name; the direct one is always there."""
-    spec = ready.triton.spec
-    return {"direct": Side("direct", spec.http_address, spec.grpc_address, None)} | {s.name: s for s in ready.sides}
 
 
 def _drive(tool: PerfAnalyzer, side: Side, arguments: argparse.Namespace) -> PerfFigures:

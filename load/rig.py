@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from deploy.local import TritonServer, free_ports
@@ -41,6 +42,16 @@ class Rig:
 
     sides: tuple[Side, Side]
     triton: TritonServer
+    metrics: str
+    """host:port of Sluice's metrics page."""
+    directory: Path
+    """Logs and the like; gone afterwards unless it is kept."""
+
+    def ways(self) -> dict[str, Side]:
+        """Every way to the Triton by its name; the direct one is always there."""
+        spec = self.triton.spec
+        direct = Side("direct", spec.http_address, spec.grpc_address, None)
+        return {"direct": direct} | {side.name: side for side in self.sides}
 
     def triton_pids(self) -> list[int]:
         """Triton's own process and its Python stubs."""
@@ -68,13 +79,18 @@ def rig(
     slots: int,
     deadline_ms: int,
     envoy_workers: int,
+    bytes_max: int | None = None,
     keep: bool = False,
     progress: Progress = print_progress,
 ) -> Iterator[Rig]:
-    """Start all parts; every way out stops them. With `keep` the folder of policies, records and logs stays."""
+    """Start all parts; every way out stops them. `bytes_max` is `stand`'s. With `keep` the folder of policies, records
+    and logs stays.
+    """
     envoy_binary = ensure_envoy(progress=progress) if peer == "envoy" else None
     with ExitStack() as stack:
-        up = stack.enter_context(stand(1, [model], slots=slots, deadline_ms=deadline_ms, keep=keep, progress=progress))
+        up = stack.enter_context(
+            stand(1, [model], slots=slots, deadline_ms=deadline_ms, bytes_max=bytes_max, keep=keep, progress=progress)
+        )
         (triton,) = up.fleet
         sluice = Side("sluice", up.http, up.grpc, up.pid)
         if envoy_binary is None:
@@ -94,4 +110,4 @@ def rig(
             )
             child.wait_ready(f"http://127.0.0.1:{ports.metrics}/ready")
             beside = Side("envoy", f"127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}", child.pid)
-        yield Rig((sluice, beside), triton)
+        yield Rig((sluice, beside), triton, up.metrics, up.directory)

@@ -57,11 +57,12 @@ def write_policies(
     deadline_ms: int,
     gateway: Mapping[str, Any] | None = None,
     override: Mapping[str, Any] | None = None,
+    bytes_max: int | None = None,
 ) -> None:
     """Write `fleet.yaml` and the model's file (JSON is YAML). Records go to `directory`/records.
 
-    `gateway` has more keys for the fleet's `gateway`; slots and override are `model_policy`'s. For several models it is
-    called for each.
+    `gateway` has more keys for the fleet's `gateway`; slots and override are `model_policy`'s. `bytes_max`: the
+    largest message on every leg, instead of the gateway's own default. For several models it is called for each.
     """
     static = [
         {
@@ -71,8 +72,13 @@ def write_policies(
         }
         for spec in replicas
     ]
+    pool: dict[str, Any] = {"replicas": {"static": static}}
+    if bytes_max is not None:
+        pool["message_bytes_max"] = bytes_max
+        gateway = _merged(gateway or {}, {"grpc": {"message_bytes_max": bytes_max}})
+        override = _merged({"limits": {"body_bytes_max": bytes_max}}, override or {})
     fleet: dict[str, Any] = {
-        "pools": {POOL: {"replicas": {"static": static}}},
+        "pools": {POOL: pool},
         "gateway": {
             "listen": dict(listen),
             "state_dir": "state",

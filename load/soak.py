@@ -174,6 +174,7 @@ class Soak:
             sampling.cancel()
             await asyncio.wait((sampling,))
             await asyncio.gather(*(each.sender.aclose() for each in traffic))
+            gc.collect()  # a closed channel of grpcio keeps its connection while calls of its own, in circles, hold it
         if not sampling.cancelled() and (error := sampling.exception()) is not None:
             raise error
         self._end = await self._at_rest(self._idle)

@@ -25,7 +25,7 @@ from gateway.runtime.files import SystemFiles
 from gateway.runtime.workers import ThreadWorkers
 from load.errors import LoadError
 from load.inputs import VALUES, IdentityInputs
-from load.protobuf import bytes_field
+from load.protobuf import bytes_field, read_fields
 from load.sluice import POOL, model_policy
 
 VERSION = "1"
@@ -33,34 +33,47 @@ SEED = 1
 DEADLINE_MS = 5000
 READY_TIMEOUT_S = 20.0
 CLOSE_LIMIT_S = 5.0
-_MODEL = IdentityInputs.model.encode()
+
+
+def model_names(count: int) -> tuple[str, ...]:
+    """`identity`, and others that are the same under other names."""
+    return (IdentityInputs.model, *(f"{IdentityInputs.model}-{number:04}" for number in range(1, count)))
 
 
 class InstantReplica:
-    """`ReplicaClient` of a server that has one model, `identity`, and no work to do. Every answer is the same."""
+    """`ReplicaClient` of a server that has models, all like `identity`, and no work to do. Every answer of a model is
+    the same.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, models: Sequence[str]) -> None:
         tensor = bytes_field(2, b"FP32") + bytes_field(3, bytes((VALUES,)))
         given, taken = (bytes_field(1, name) + tensor for name in (b"OUTPUT_FP32", b"INPUT_FP32"))
-        named = bytes_field(1, _MODEL)
-        self._answer = named + bytes_field(2, VERSION.encode()) + bytes_field(5, given) + bytes_field(6, bytes(48))
-        self._metadata = named + bytes_field(2, VERSION.encode()) + bytes_field(4, taken) + bytes_field(5, given)
-        self._config = bytes_field(1, named)
-        self._out: list[asyncio.Future[bytes]] = []
+        self._given, self._taken = given, taken
+        self._index = tuple(IndexEntry(model, VERSION, "READY", "") for model in models)
+        version = bytes_field(2, VERSION.encode())
+        self._answers = {
+            model.encode(): bytes_field(1, model.encode()) + version + bytes_field(5, given) + bytes_field(6, bytes(48))
+            for model in models
+        }
+        self._out: list[tuple[asyncio.Future[bytes], bytes]] = []
 
-    async def infer(self, message: bytes, metadata: Metadata, timeout_s: float) -> bytes:
+    async def infer(self, message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"") -> bytes:
+        message += tail
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bytes] = loop.create_future()
         out = self._out
         if not out:
             loop.call_soon(self._answer_all)
-        out.append(future)
+        # The lab's calls begin with the model's name, which is shorter than 128 bytes; warming ones do not.
+        answer = self._answers.get(message[2 : 2 + message[1]])
+        if answer is None:
+            answer = self._answers[next(value for field, value in read_fields(message) if field == 1)]
+        out.append((future, answer))
         return await future
 
     def _answer_all(self) -> None:
         out, self._out = self._out, []
-        answer = self._answer
-        for future in out:
+        for future, answer in out:
             if not future.done():
                 future.set_result(answer)
 
@@ -74,16 +87,17 @@ class InstantReplica:
         return bytes_field(1, b"instant") + bytes_field(2, b"0")
 
     async def repository_index(self, timeout_s: float) -> tuple[IndexEntry, ...]:
-        return (IndexEntry(IdentityInputs.model, VERSION, "READY", ""),)
+        return self._index
 
     async def model_ready(self, model: str, version: str, timeout_s: float) -> bool:
         return True
 
     async def model_metadata(self, model: str, version: str, timeout_s: float) -> bytes:
-        return self._metadata
+        named = bytes_field(1, model.encode()) + bytes_field(2, VERSION.encode())
+        return named + bytes_field(4, self._taken) + bytes_field(5, self._given)
 
     async def model_config(self, model: str, version: str, timeout_s: float) -> ModelConfigBytes:
-        return ModelConfigBytes(self._config, b"{}")
+        return ModelConfigBytes(bytes_field(1, bytes_field(1, model.encode())), b"{}")
 
     async def model_statistics(self, model: str, version: str, timeout_s: float) -> bytes:
         raise NotImplementedError("nobody asks it for statistics")
@@ -101,11 +115,12 @@ class InstantReplica:
 class InstantConnector:
     """One `InstantReplica` for each address."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Sequence[str]) -> None:
+        self._models = models
         self.replicas: dict[str, InstantReplica] = {}
 
     def connect(self, endpoints: Endpoints) -> InstantReplica:
-        return self.replicas.setdefault(endpoints.grpc, InstantReplica())
+        return self.replicas.setdefault(endpoints.grpc, InstantReplica(self._models))
 
 
 class NoNames:
@@ -118,11 +133,12 @@ class NoNames:
 class StageHouse:
     """The assembly, and a client of its first replica for what a call costs without it."""
 
-    def __init__(self, directory: Path, replicas: int, slots: int) -> None:
+    def __init__(self, directory: Path, replicas: int, slots: int, models: int = 1) -> None:
         self._replicas = replicas
+        self.models = model_names(models)
         self.clock = SystemClock()
-        self.connector = InstantConnector()
-        _write_policies(directory, replicas, slots)
+        self.connector = InstantConnector(self.models)
+        _write_policies(directory, self.models, replicas, slots)
         self.policies = policies = load_policies(str(directory))
         records = policies.fleet.records
         self.store = FileStore(
@@ -155,10 +171,10 @@ class StageHouse:
         self.assembly.start()
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
-                while len(self.candidates) < self._replicas:  # noqa: ASYNC110 - nothing is measured yet
+                while any(len(self._candidates(model)) < self._replicas for model in self.models):  # noqa: ASYNC110 - nothing is measured yet
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise LoadError(f"no model was ready within {READY_TIMEOUT_S:g} s") from None
+            raise LoadError(f"not every model was ready within {READY_TIMEOUT_S:g} s") from None
 
     async def close(self) -> None:
         await self.assembly.aclose()
@@ -167,9 +183,11 @@ class StageHouse:
 
     @property
     def candidates(self) -> Sequence[str]:
-        """Ids of the replicas that take calls."""
-        found = self.assembly.directory.snapshot.candidates(POOL, IdentityInputs.model, VERSION)
-        return [each.replica for each in found]
+        """Ids of the replicas that take calls of the first model."""
+        return self._candidates(IdentityInputs.model)
+
+    def _candidates(self, model: str) -> Sequence[str]:
+        return [each.replica for each in self.assembly.directory.snapshot.candidates(POOL, model, VERSION)]
 
     @property
     def client(self) -> InstantReplica:
@@ -186,9 +204,9 @@ class StageHouse:
 
 
 @asynccontextmanager
-async def stage_house(directory: Path, *, replicas: int, slots: int) -> AsyncIterator[StageHouse]:
+async def stage_house(directory: Path, *, replicas: int, slots: int, models: int = 1) -> AsyncIterator[StageHouse]:
     """A running one; every way out stops it. Policies and records go to `directory`."""
-    house = StageHouse(directory, replicas, slots)
+    house = StageHouse(directory, replicas, slots, models)
     try:
         await house.open()
         yield house
@@ -196,11 +214,11 @@ async def stage_house(directory: Path, *, replicas: int, slots: int) -> AsyncIte
         await house.close()
 
 
-def _write_policies(directory: Path, replicas: int, slots: int) -> None:
-    model = IdentityInputs.model
+def _write_policies(directory: Path, models: Sequence[str], replicas: int, slots: int) -> None:
     static = [{"grpc": f"127.0.0.1:{1 + number}", "http": f"127.0.0.1:{1001 + number}"} for number in range(replicas)]
     fleet = {"pools": {POOL: {"replicas": {"static": static}}}, "records": {"dir": "records"}}
     (directory / "models").mkdir(parents=True)
     (directory / "fleet.yaml").write_text(json.dumps(fleet), encoding="utf-8")
-    policy = model_policy(model, deadline_ms=DEADLINE_MS, slots=slots)
-    (directory / "models" / f"{model}.yaml").write_text(json.dumps(policy), encoding="utf-8")
+    for model in models:
+        policy = model_policy(model, deadline_ms=DEADLINE_MS, slots=slots)
+        (directory / "models" / f"{model}.yaml").write_text(json.dumps(policy), encoding="utf-8")

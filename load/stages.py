@@ -196,7 +196,7 @@ def _below(service: Service) -> Service:
 
 
 class Caller:
-    """Makes calls as an edge does, a task for each."""
+    """Makes calls as an edge does, a task for each; the models of the house take turns."""
 
     def __init__(self, house: StageHouse, *, rps: int, burst: int) -> None:
         self._house = house
@@ -204,18 +204,25 @@ class Caller:
         self._burst = burst
         inputs, supply = IdentityInputs(), Calls(SEED, DEADLINE_MS)
         calls = [supply.next() for _ in range(DISTINCT)]
+        names = house.models
         self._rows = [
-            (each.request_id, inputs.grpc_message(each.row), (("traceparent", each.traceparent),)) for each in calls
+            (
+                names[number % len(names)],
+                each.request_id,
+                inputs.message_to(names[number % len(names)], each.row),
+                (("traceparent", each.traceparent),),
+            )
+            for number, each in enumerate(calls)
         ]
         self._number = 0
 
     def _call(self) -> Call:
         clock = self._house.clock
         self._number += 1
-        request_id, message, metadata = self._rows[self._number % DISTINCT]
+        model, request_id, message, metadata = self._rows[self._number % DISTINCT]
         return Call(
             request_id=request_id,
-            model=IdentityInputs.model,
+            model=model,
             version="",
             arrived_s=clock.now_s(),
             arrived_wall_s=clock.wall_s(),

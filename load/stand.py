@@ -50,12 +50,13 @@ def stand(
     gateway: Mapping[str, Any] | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     environment: Mapping[str, str] | None = None,
+    bytes_max: int | None = None,
     keep: bool = False,
     progress: Progress = print_progress,
 ) -> Iterator[Stand]:
     """Start `replicas` Tritons with all `models`, and Sluice in front of them; every way out stops them. `gateway` has
     more keys for the policy's `gateway`, `overrides` for the policies of models by name; `environment` adds variables
-    to the Tritons.
+    to the Tritons; `bytes_max` is the largest message that the gateway takes.
     """
     RUN_DIR.mkdir(exist_ok=True)
     with ExitStack() as stack:
@@ -85,6 +86,7 @@ def stand(
                 deadline_ms=deadline_ms,
                 gateway=gateway,
                 override=(overrides or {}).get(model),
+                bytes_max=bytes_max,
             )
         child = stack.enter_context(sluice.start(work / "policies", work / "sluice.log"))
         child.wait_ready(f"http://{listen['metrics']}/readyz")

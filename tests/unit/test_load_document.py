@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from load import connections, perf_analyzer, soak_figures, stages
+from load import beside, connections, fleet, perf_analyzer, sizes, soak_figures, stages, throughput
 from load.__main__ import COMMANDS, described
 from load.document import render
 from load.document_commands import MEMBERS
@@ -21,8 +21,10 @@ from load.run_figures import RUN_FIGURES
 from load.scenario import load_scenario, scenario_names
 from tests.unit.test_load_connections import COUNT, GOOD
 from tests.unit.test_load_figures import QUIET
+from tests.unit.test_load_large import ROUND, SIZE_ROUND
 from tests.unit.test_load_soak import IDLE
 from tests.unit.test_load_stages import READING
+from tests.unit.test_load_throughput import FLEETS, PAIR
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "load.md"
 
@@ -71,6 +73,10 @@ RESULTS = {
     "connections": lambda: connections.document(COUNT, [GOOD] * 5, 400.0),
     "perf-analyzer": lambda: perf_analyzer.document("grpc", False, 1, "identity", {}),
     "soak": lambda: soak_figures.document(60.0, [], [], [], {}, IDLE, IDLE, soak_figures.SoakLimits(), {}),
+    "sizes": lambda: sizes.document("http", [SIZE_ROUND], {}),
+    "beside": lambda: beside.document([ROUND], {}, 1.1),
+    "fleet": lambda: fleet.document([FLEETS], {}),
+    "throughput": lambda: throughput.document("grpc", {("own", 16): [PAIR]}, {}),
     "stages": lambda: stages.document([READING], {}),
 }
 
