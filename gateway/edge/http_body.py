@@ -106,7 +106,8 @@ class ArrivingBody:
     def end_body(self) -> None:
         """The body is complete."""
         self._complete = True
-        wake(self._waiter)
+        if self._waiter is not None:  # nobody waits for a body that comes with its head
+            wake(self._waiter)
 
     def fail_body(self, error: GatewayError, status: int = 0) -> None:
         """The body will not come, or not be kept: `receive` raises `error`. The first one counts. `status` is the HTTP

@@ -246,7 +246,8 @@ class HttpCall(ArrivingBody):
         if coding != IDENTITY or len(reply.message) > STEP_BYTES or call.abandoned or not self._outlet.may_write(self):
             return False
         rendered = encode_http_infer(reply.message, self._plan, call.body_id)
-        self._in_time()
+        if kit.clock.now_s() > call.deadline_s:
+            raise _too_late()
         self._outlet.write(self, kit.answers.inferred(call, rendered, self._story() if call.explain else ""))
         return True
 
@@ -297,7 +298,7 @@ class HttpCall(ArrivingBody):
     def _in_time(self) -> None:
         """Raises `GatewayError` (DEADLINE) if it is too late to write an answer."""
         if self._expired():
-            raise GatewayError(Reason.DEADLINE, "the deadline passed before the answer could be written")
+            raise _too_late()
 
     def _left(self) -> bool:
         return self.call.abandoned
@@ -344,3 +345,7 @@ class HttpCall(ArrivingBody):
             exc_info=(type(cause), cause, cause.__traceback__),
         )
         return internal_error()
+
+
+def _too_late() -> GatewayError:
+    return GatewayError(Reason.DEADLINE, "the deadline passed before the answer could be written")

@@ -49,7 +49,8 @@ class Outbox:
             return
         if not self._held:
             self.transport.write(data)
-            self._count()
+            if self._stuck:
+                self._count()
             return
         self._pieces.append(data)
         self._bytes += len(data)
@@ -70,7 +71,8 @@ class Outbox:
         else:
             for piece in pieces:
                 self.transport.write(piece)
-        self._count()
+        if self._stuck:
+            self._count()
 
     def stuck(self) -> None:
         """The client does not take what it is sent; the transport holds it."""
@@ -93,7 +95,8 @@ class Outbox:
         self._overflow = _nothing
 
     def _count(self) -> None:
-        if not self._stuck or self.transport is None:
+        """Of a stuck client: see that what the transport holds is reserved."""
+        if self.transport is None:
             return
         more = self.transport.get_write_buffer_size() - self._reserved
         if more <= 0:
