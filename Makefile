@@ -5,6 +5,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+# Tests that share no server run in JOBS processes. Real Tritons are shared by a whole run: their tests stay in one.
+JOBS        ?= 2
+SERVERLESS  := -n $(JOBS) --dist worksteal --ignore=tests/field --ignore=tests/integration
+WITH_TRITON := tests/field tests/integration
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-unit lint field lock clean
 
@@ -31,10 +36,11 @@ test: setup ## Everything that CI runs: style, types, unit, simulation, real Tri
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m deploy.local build
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(SERVERLESS)
+	@$(BIN)/python -m pytest $(WITH_TRITON)
 
 test-unit: setup ## Only what needs no server
-	@$(BIN)/python -m pytest tests/unit
+	@$(BIN)/python -m pytest $(SERVERLESS)
 
 lint: setup ## Style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

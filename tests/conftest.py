@@ -21,6 +21,12 @@ if os.environ.get("CI"):
     settings.load_profile("ci")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes that are no text are named after their argument: compressed ones have the time in them, and processes that
+    share a run must agree on what its tests are called."""
+    return argname if isinstance(val, bytes) and not val.decode("latin-1").isprintable() else None
+
+
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
     """Two real servers, triton-0 and triton-1, each with all four models. Leave them running; see `breakable_fleet`."""

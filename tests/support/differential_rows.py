@@ -292,7 +292,7 @@ CANNOT: dict[str, tuple[str, str]] = {
     ),
     "grpc-requests": (
         "the library that sends the suite's calls sends no such requests",
-        "tests/unit/test_grpc_port_rpcs.py::test_who_does_not_speak_grpc_is_told_in_plain_http",
+        "tests/unit/test_grpc_port_requests.py::test_who_does_not_speak_grpc_is_told_in_plain_http",
     ),
     "generate-disconnect": (
         "it is seen in the model's log only",
