@@ -5,6 +5,7 @@ servers.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 from collections.abc import Iterator
 
@@ -25,6 +26,13 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Bytes that are no text are named after their argument: compressed ones have the time in them, and processes that
     share a run must agree on what its tests are called."""
     return argname if isinstance(val, bytes) and not val.decode("latin-1").isprintable() else None
+
+
+def pytest_collection_finish() -> None:
+    """What the imports and the collection left is never garbage. Simulations collect garbage after each run, and would
+    walk over thousands of tests each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -87,3 +87,10 @@ def refusal(error: GatewayError) -> Receive:
 def no_memory() -> GatewayError:
     """There is no room for a message now."""
     return GatewayError(Reason.BODY_MEMORY, Reason.BODY_MEMORY.meaning, retry_after_s=1.0)
+
+
+def expired(timeout_s: float) -> GatewayError:
+    """The caller's own limit of `timeout_s` passed, and no work on what it wants had begun."""
+    return GatewayError(
+        Reason.DEADLINE, f"the deadline of {timeout_s * 1000:.0f} ms passed before the request body had arrived"
+    )

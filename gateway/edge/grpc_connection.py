@@ -202,6 +202,8 @@ class GrpcConnection(PacedGrpcConnection):
         pause = self._yielded or self.write_paused
         if pause is not self.reading_paused:
             self.pause_reading(pause)
+        if self.awaiting:
+            self.watch_messages()
         self.timer.watch()
 
     # -------------------------------------------------------------- output
@@ -288,6 +290,12 @@ class GrpcConnection(PacedGrpcConnection):
         self.stop_pacing()
         if transport is not None:
             transport.abort()
+
+    @property
+    def owes(self) -> bool:
+        """Whether an answer, or a part of one, has not left yet."""
+        transport = self.transport
+        return self.codec.streams_open > 0 or (transport is not None and transport.get_write_buffer_size() > 0)
 
     def drain(self) -> None:
         """Nothing new; the connection closes with its last answer."""

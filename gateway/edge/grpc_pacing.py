@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gateway.edge.lazy_timer import FOREVER, LazyTimer
+from gateway.edge.slow_reader import owed
 from gateway.wire.http2 import ErrorCode, Http2Server, Stream
 from gateway.wire.http2.stream import OVER as STREAM_OVER
 from gateway.wire.http2.stream import QUEUED
@@ -31,12 +32,15 @@ _KEEPALIVE = b"sluice\x00\x00"
 
 
 class Lag:
-    """An answer that waits for the client's window: bytes reserved for it, and since when none has gone."""
+    """An answer that waits for the client's window: bytes reserved for it, and those that have to go yet before the
+    client gets time anew, and since when.
+    """
 
-    __slots__ = ("reserved", "since_s")
+    __slots__ = ("owed", "reserved", "since_s")
 
-    def __init__(self, reserved: int, since_s: float) -> None:
-        self.reserved = reserved
+    def __init__(self, owed: int, since_s: float) -> None:
+        self.owed = owed
+        self.reserved = 0
         self.since_s = since_s
 
 
@@ -129,6 +133,7 @@ class PacedGrpcConnection(asyncio.BufferedProtocol):
         if self.finished:
             return min(self._linger_until_s, self._write_deadline_s)
         due_s = min(self._looked_s + limits.keepalive_ms / 1000, self._write_deadline_s)
+        due_s = min(due_s, self._drain_s + DRAIN_ANSWER_S)
         if not self._open():
             return min(due_s, self._began_s + limits.handshake_timeout_ms / 1000)
         if self.awaiting and not self.reading_paused:
@@ -136,13 +141,18 @@ class PacedGrpcConnection(asyncio.BufferedProtocol):
             due_s = min(due_s, since_s + limits.message_idle_timeout_ms / 1000)
         if self.lagging:
             due_s = min(due_s, next(iter(self.lagging.values())).since_s + limits.write_timeout_ms / 1000)
-        if self.codec.streams_open:
-            asked = self._pinged_s > self.now_s
-            wait_ms = limits.keepalive_timeout_ms if asked else limits.keepalive_ms
-            due_s = min(due_s, max(self._pinged_s, self.now_s) + wait_ms / 1000)
-        else:
-            due_s = min(due_s, self.active_s + limits.idle_timeout_ms / 1000)
-        return min(due_s, self._drain_s + DRAIN_ANSWER_S)
+        return min(due_s, self._silent_s())
+
+    def _silent_s(self) -> float:
+        """When the silence of a client that has taken up HTTP/2 has lasted too long."""
+        limits = self.kit.limits
+        if not self.codec.streams_open:
+            return self.active_s + limits.idle_timeout_ms / 1000 if self._drain_s == FOREVER else FOREVER
+        if self.reading_paused:
+            return FOREVER  # it may have said something
+        if self._pinged_s > self.now_s:
+            return max(self._pinged_s, self._resumed_s) + limits.keepalive_timeout_ms / 1000
+        return self.now_s + limits.keepalive_ms / 1000
 
     def _look(self) -> None:
         """Is anything overdue?"""
@@ -153,7 +163,11 @@ class PacedGrpcConnection(asyncio.BufferedProtocol):
         if self.finished:
             if now_s >= self._linger_until_s and self.transport is not None:
                 self.transport.abort()
-        elif not self._open():
+            if self.transport is not None:
+                self.timer.watch()
+            return
+        self._look_at_drain(now_s)
+        if not self._open():
             if now_s >= self._began_s + self.kit.limits.handshake_timeout_ms / 1000:
                 self.give_up("slow_head")
         else:
@@ -162,6 +176,13 @@ class PacedGrpcConnection(asyncio.BufferedProtocol):
             self._look_at_silence(now_s)
         if self.transport is not None:
             self.timer.watch()
+
+    def watch_messages(self) -> None:
+        """Those that this read has left unfinished get their last instant; the others have theirs."""
+        for rpc, since_s in reversed(self.awaiting.items()):
+            if since_s < self.now_s:
+                break
+            rpc.watch_message()
 
     def _look_at_messages(self, now_s: float) -> None:
         timeout_ms = self.kit.limits.message_idle_timeout_ms
@@ -173,26 +194,28 @@ class PacedGrpcConnection(asyncio.BufferedProtocol):
             del self.awaiting[rpc]
             rpc.slow(timeout_ms)
 
-    def _look_at_silence(self, now_s: float) -> None:
-        limits, codec = self.kit.limits, self.codec
+    def _look_at_drain(self, now_s: float) -> None:
         if now_s >= self._drain_s + DRAIN_ANSWER_S:
             self._drain_s = FOREVER
-            codec.finish_drain()
+            self.codec.finish_drain()
             self._flush_soon()
-        if not codec.streams_open:
-            if now_s >= self.active_s + limits.idle_timeout_ms / 1000 and self._drain_s == FOREVER:
-                self.drain()
+
+    def _look_at_silence(self, now_s: float) -> None:
+        if now_s < self._silent_s():
+            return
+        if not self.codec.streams_open:
+            self.drain()
         elif self._pinged_s > self.now_s:
-            if now_s >= self._pinged_s + limits.keepalive_timeout_ms / 1000 and not self.reading_paused:
-                self.give_up("silent")
-        elif now_s >= self.now_s + limits.keepalive_ms / 1000 and not self.reading_paused:
+            self.give_up("silent")
+        else:
             self._pinged_s = now_s
-            codec.ping(_KEEPALIVE)
+            self.codec.ping(_KEEPALIVE)
 
     def begin_draining(self) -> None:
         """The codec has begun to drain."""
-        self._drain_s = self.kit.clock.now_s()
-        self.timer.watch()
+        if self._drain_s == FOREVER:
+            self._drain_s = self.kit.clock.now_s()
+            self.timer.watch()
 
     def give_up(self, kind: str) -> None:
         """End the connection: the client is too slow for it."""
@@ -227,7 +250,7 @@ class PacedGrpcConnection(asyncio.BufferedProtocol):
         if now_s < self._write_deadline_s or self.transport is None:
             return
         left = self.transport.get_write_buffer_size()
-        if left and left >= self._mark_bytes:
+        if left > self._mark_bytes - owed(self._mark_bytes):
             self.give_up("slow_reader")
         elif left:
             self.watch_writing()
@@ -239,7 +262,7 @@ class PacedGrpcConnection(asyncio.BufferedProtocol):
         if rpc.state & QUEUED:
             lag = self.lagging.get(rpc)
             if lag is None:
-                lag = self.lagging[rpc] = Lag(0, self.kit.clock.now_s())
+                lag = self.lagging[rpc] = Lag(owed(rpc.queued), self.kit.clock.now_s())
             if self._count(rpc, lag):
                 self.timer.watch()
 
@@ -249,9 +272,13 @@ class PacedGrpcConnection(asyncio.BufferedProtocol):
         if more > 0 and not self.kit.budget.try_reserve(more):
             self._cut_off(rpc)
             return False
+        lag.reserved += more
         if more < 0:
             self.kit.budget.release(-more)
-        lag.reserved += more
+            lag.owed += more
+            if lag.owed <= 0:
+                lag.owed = owed(rpc.queued)
+                lag.since_s = self.kit.clock.now_s()
         return True
 
     def count_lagging(self) -> None:
@@ -264,8 +291,6 @@ class PacedGrpcConnection(asyncio.BufferedProtocol):
             if not rpc.state & QUEUED or rpc.state & STREAM_OVER:
                 self._caught_up(rpc)
             elif rpc.queued != lag.reserved:
-                if rpc.queued < lag.reserved:
-                    lag.since_s = now_s
                 self._count(rpc, lag)
 
     def _look_at_lagging(self, now_s: float) -> None:

@@ -140,12 +140,23 @@ class GrpcPort:
 
     async def wait_closed(self, limit_s: float) -> bool:
         """Wait until every connection is closed and every call has ended. After `limit_s` calls still running end
-        with `draining`, and what then remains is cut off. Returns whether all was well before that.
+        with `draining`, and what then remains is cut off. Returns whether no call was left at the limit: a client
+        that owes nothing but the close of its connection loses nothing.
         """
         self.begin_drain()
         if await self._emptied(limit_s):
             return True
-        _log.warning("%d calls are left after %g s of draining; they are ended", len(self.rpcs), limit_s)
+        owing = sum(connection.owes for connection in self._connections)
+        if not (self.rpcs or self.tasks or owing):
+            await self.aclose()
+            return True
+        _log.warning(
+            "%d calls are left, on %d connections that have not taken their answers, after %g s of draining; they are "
+            "ended",
+            self._calls(),
+            owing,
+            limit_s,
+        )
         error = cut_short()
         for rpc in tuple(self.rpcs):
             rpc.cut(error)
@@ -154,7 +165,9 @@ class GrpcPort:
         return False
 
     async def aclose(self) -> None:
-        """Stop at once and wait until every call has ended."""
+        """Stop at once and wait until every call has ended; for `CUT_GRACE_S` at most, because a service may not heed
+        its cancellation.
+        """
         self.draining = True
         if self._listener is not None:
             self._listener.close()
@@ -163,9 +176,10 @@ class GrpcPort:
             self._tls.abort_handshakes()
         for connection in tuple(self._connections):
             connection.abort()
-        await self._emptied(None)
+        if not await self._emptied(CUT_GRACE_S):
+            _log.error("%d calls go on after they were cancelled", self._calls())
 
-    async def _emptied(self, limit_s: float | None) -> bool:
+    async def _emptied(self, limit_s: float) -> bool:
         try:
             async with asyncio.timeout(limit_s):
                 while self._connections or self.tasks:
@@ -178,6 +192,9 @@ class GrpcPort:
             return not self._connections and not self.tasks
         return True
 
+    def _calls(self) -> int:
+        return len(self.rpcs) + sum(rpc not in self.rpcs for rpc in self.tasks.values())
+
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         return {
             "connections": len(self._connections),
@@ -185,6 +202,6 @@ class GrpcPort:
             "connections_refused": self._connections_refused,
             "handshakes": 0 if self._tls is None else self._tls.handshakes,
             "tls_faults": 0 if self._tls is None else self._tls.faults,
-            "calls": len(self.rpcs) + sum(rpc not in self.rpcs for rpc in self.tasks.values()),
+            "calls": self._calls(),
             "draining": self.draining,
         }

@@ -15,11 +15,14 @@ from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
 from gateway.edge.grpc_answers import refused
 from gateway.edge.grpc_blocks import OPENING, error_alone, good_end, not_grpc, request_id_block
+from gateway.edge.grpc_call import expired
 from gateway.edge.grpc_head import CALL, CONTROL, STREAM, UNSERVED, RpcHead
 from gateway.edge.grpc_intake import Intake, Piece
+from gateway.edge.grpc_kit import least
 from gateway.edge.grpc_methods import REFUSED, SERVICE
 from gateway.edge.grpc_stream_kit import Unkept
 from gateway.edge.status import internal_error
+from gateway.runtime.wheel import Timer
 from gateway.wire.content_coding import IDENTITY
 from gateway.wire.grpc.errors import GrpcFault, MessageTooLarge
 from gateway.wire.grpc.framing import message_prefix
@@ -65,7 +68,7 @@ class Part(Protocol):
 class Rpc(Stream):
     """The stream that the codec calls, and all of an RPC but its work, which who derives from it does."""
 
-    __slots__ = ("arrived_s", "connection", "head", "intake", "part", "phase", "request_id", "reserved")
+    __slots__ = ("arrived_s", "connection", "head", "intake", "late", "part", "phase", "request_id", "reserved")
 
     def __init__(self, connection: GrpcConnection) -> None:
         self.connection = connection
@@ -75,6 +78,8 @@ class Rpc(Stream):
         self.head: RpcHead
         self.request_id: str
         self.intake: Intake | None = None
+        self.late: Timer | None = None
+        """Ends the wait for a message that did not come with the head."""
         self.reserved = 0
         """Of the budget, for the request's message."""
         self.part: Part | None = None
@@ -122,6 +127,8 @@ class Rpc(Stream):
                     self.reserved = length
                     self.phase = WORK
                     del connection.awaiting[self]
+                    if self.late is not None:
+                        self._in_time()
                     self._begin(data[body:stop])
                     return
         self._more(data, start, stop)
@@ -208,6 +215,8 @@ class Rpc(Stream):
     def _message_is_there(self) -> None:
         self.phase = WORK
         del self.connection.awaiting[self]
+        if self.late is not None:
+            self._in_time()
         if self.intake is not None:
             self.intake.close()
             self.intake = None
@@ -256,6 +265,40 @@ class Rpc(Stream):
         else:
             self.refuse(error)
 
+    def watch_message(self) -> None:
+        """The message did not come with the head: see to it that the wait has an end, whatever comes in between."""
+        if self.phase == MESSAGE and self.late is None:
+            wait_s = least(self.head.timeout_s, self.connection.kit.limits.message_timeout_ms / 1000)
+            assert wait_s is not None
+            self.late = self.connection.port.wheel.call_at(self.arrived_s + wait_s, self._late)
+
+    def _in_time(self) -> None:
+        """Nothing is waited for any more."""
+        assert self.late is not None
+        self.late.cancel()
+        self.late = None
+
+    def _late(self) -> None:
+        """The message has not come, or not all of it."""
+        self.late = None
+        limit_ms = self.connection.kit.limits.message_timeout_ms
+        timeout_s = self.head.timeout_s
+        if timeout_s is not None and timeout_s * 1000 <= limit_ms:
+            self.refuse(expired(timeout_s))
+            return
+        self.connection.kit.observer.protocol_fault("grpc", "slow_body")
+        self.refuse(GatewayError(Reason.SLOW_BODY, f"the message did not arrive within {limit_ms} ms"))
+
+    def left_s(self) -> float | None:
+        """How long the caller still waits; None: it did not say. Raises `GatewayError` if that is over."""
+        timeout_s = self.head.timeout_s
+        if timeout_s is None:
+            return None
+        left_s = self.arrived_s + timeout_s - self.connection.kit.clock.now_s()
+        if left_s <= 0:
+            raise expired(timeout_s)
+        return left_s
+
     # --------------------------------------------------------------- the work
 
     def begin_call(self, message: bytes) -> None:
@@ -291,6 +334,7 @@ class Rpc(Stream):
         desk, head = self.connection.kit.desk, self.head
         try:
             with desk.counting(head.method):
+                self.left_s()
                 answer = desk.answer(head.method, message, head.headers)
         except GatewayError as error:
             self.refuse(error, counted=True)
@@ -369,6 +413,8 @@ class Rpc(Stream):
         connection = self.connection
         if self.phase == MESSAGE:
             connection.awaiting.pop(self, None)
+            if self.late is not None:
+                self._in_time()
         self.phase = OVER
         connection.active_s = connection.kit.clock.now_s()
         if self.intake is not None:

@@ -26,6 +26,7 @@ from gateway.edge.grpc_rpc import OVER, Rpc
 from gateway.edge.grpc_stream import EXPIRY_GRACE_S
 from gateway.edge.grpc_stream_kit import Unkept
 from gateway.edge.grpc_streaming import ServerStream
+from gateway.runtime.scope import DeadlinePassed, DeadlineScope
 
 if TYPE_CHECKING:
     from gateway.edge.grpc_connection import GrpcConnection
@@ -123,7 +124,7 @@ class ServedRpc(Rpc):
         try:
             reply = await kit.service.send(call)
             if self.connection.write_paused:
-                await self._my_turn(reply)
+                await self._my_turn(call, reply)
             if self.phase == OVER:
                 outcome = Outcome.ABANDONED if call.abandoned else Outcome.EXPIRED
             else:
@@ -161,16 +162,21 @@ class ServedRpc(Rpc):
                     await self._close(reply, outcome)
                 self._end()
 
-    async def _my_turn(self, reply: Reply) -> None:
-        """Wait until the client takes what it is sent. What waits for that is counted against the memory for bodies."""
+    async def _my_turn(self, call: Call, reply: Reply) -> None:
+        """Wait until the client takes what it is sent, for as long as the call may last. What waits for that is counted
+        against the memory for bodies. Raises `GatewayError` if there is none, or the deadline passes.
+        """
         connection, size = self.connection, len(reply.message)
         if not connection.kit.budget.try_reserve(size):
-            connection.give_up("slow_reader")
-            return
+            # Whoever uses it up: the other calls of this connection have no part in it.
+            raise no_memory()
         try:
-            # Asked again after a cancellation that the service swallowed: there may be nobody to write to.
-            while self.phase != OVER and connection.write_paused:
-                await connection.writable()
+            with DeadlineScope(connection.port.wheel, call.deadline_s):
+                # Asked again after a cancellation that the service swallowed: there may be nobody to write to.
+                while self.phase != OVER and connection.write_paused:
+                    await connection.writable()
+        except DeadlinePassed:
+            raise too_late() from None
         finally:
             connection.kit.budget.release(size)
 
@@ -179,7 +185,7 @@ class ServedRpc(Rpc):
         desk, head = self.connection.kit.desk, self.head
         try:
             with desk.counting(head.method):
-                answer = await desk.ask(head.method, message, head.headers, head.timeout_s)
+                answer = await desk.ask(head.method, message, head.headers, self.left_s())
             if self.phase != OVER:
                 self.answer(OPENING + request_id_block(self.request_id), answer, good_end())
         except GatewayError as error:

@@ -423,6 +423,12 @@ class HttpConnection(PacedConnection):
         if not self._finished and not self._open and not self._yielded and self._codec.phase is Phase.IDLE:
             self._finish(linger=False)
 
+    @property
+    def owes(self) -> bool:
+        """Whether an answer, or a part of one, has not left yet."""
+        transport = self._transport
+        return bool(self._open) or (transport is not None and transport.get_write_buffer_size() > 0)
+
     def cut(self, error: GatewayError) -> None:
         """The time for draining is over: calls end with `error`, what is not a call is dropped."""
         if self._finished or not self._open:

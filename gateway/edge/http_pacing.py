@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gateway.core.errors import GatewayError, Reason
 from gateway.edge.http_question import Exchange
 from gateway.edge.lazy_timer import FOREVER, LazyTimer
+from gateway.edge.slow_reader import owed
 from gateway.wire.http1 import Http1Server, Phase
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class PacedConnection(asyncio.Protocol):
         now_s = self._server.clock.now_s()
         if now_s >= self._write_deadline_s:
             left = transport.get_write_buffer_size()
-            if left and left >= self._mark_bytes:
+            if left > self._mark_bytes - owed(self._mark_bytes):
                 self._give_up("slow_reader")
                 return
             if left:

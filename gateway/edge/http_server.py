@@ -164,9 +164,14 @@ class HttpServer:
 
     async def wait_closed(self, limit_s: float) -> bool:
         """Wait until every connection is closed and every call has ended. After `limit_s` calls still running end
-        with `draining`, and what then remains is cut off. Returns whether all was well before that.
+        with `draining`, and what then remains is cut off. Returns whether no call was left at the limit: a client
+        that has sent half a head, or only does not close its end, loses nothing.
         """
         if await self._emptied(limit_s):
+            return True
+        left = bool(self.kit.tasks) or any(connection.owes for connection in self._connections)
+        if not left:
+            await self._abort_all()
             return True
         _log.warning(
             "%d connections with %d calls are left after %g s of draining; they are ended",
@@ -178,10 +183,13 @@ class HttpServer:
         for connection in tuple(self._connections):
             connection.cut(error)
         if not await self._emptied(CUT_GRACE_S):
-            for connection in tuple(self._connections):
-                connection.abort()
-            await self._emptied(CUT_GRACE_S)
+            await self._abort_all()
         return False
+
+    async def _abort_all(self) -> None:
+        for connection in tuple(self._connections):
+            connection.abort()
+        await self._emptied(CUT_GRACE_S)
 
     async def _emptied(self, limit_s: float) -> bool:
         try:

@@ -28,7 +28,13 @@ class HttpLimits(Strict, frozen=True, kw_only=True):
         int, Meta(ge=100, le=86_400_000, description="An idle connection is closed after this.")
     ] = 75_000
     write_timeout_ms: Annotated[
-        int, Meta(ge=100, le=600_000, description="A client that takes nothing of its answer for this long is cut off.")
+        int,
+        Meta(
+            ge=100,
+            le=600_000,
+            description="A client that takes less than 16 KiB of its answers in this time, or less than all that "
+            "waits, is cut off.",
+        ),
     ] = 30_000
     drain_bytes_max: Annotated[
         int,
@@ -107,13 +113,22 @@ class GrpcLimits(Strict, frozen=True, kw_only=True):
             description="Longest pause inside a message, and from the head of a unary call to its message.",
         ),
     ] = 10_000
+    message_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=100,
+            le=86_400_000,
+            description="From the head of a unary call to the end of its message, however it comes. A caller's own "
+            "deadline ends it sooner.",
+        ),
+    ] = 60_000
     write_timeout_ms: Annotated[
         int,
         Meta(
             ge=100,
             le=600_000,
-            description="A client that takes nothing of its answers for this long, or needs longer for one message of "
-            "its ModelStreamInfer, is cut off.",
+            description="A client that takes less than 16 KiB of its answers in this time, or less than all that "
+            "waits, or needs longer for one message of its ModelStreamInfer, is cut off.",
         ),
     ] = 60_000
     keepalive_ms: Annotated[

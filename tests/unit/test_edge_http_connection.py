@@ -434,6 +434,21 @@ async def test_draining_closes_idle_connections_now_and_busy_ones_after_their_an
     edge.nothing_is_left()
 
 
+@pytest.mark.parametrize(
+    "said", [b"GET /v2 HTTP/1.1\r\nHo", b"no HTTP\r\n\r\nand more"], ids=["half a head", "lingering"]
+)
+async def test_a_client_without_a_call_at_the_drain_limit_is_no_call_cut_off(said: bytes) -> None:
+    edge = Edge(ReceivingService())
+    client = edge.connect()
+    client.feed(said)
+    await turns()
+    edge.server.begin_drain()
+    async with asyncio.timeout(10):
+        assert await edge.server.wait_closed(0.01)
+    assert client.ended
+    edge.nothing_is_left()
+
+
 async def test_calls_that_outlive_the_drain_limit_end_with_503() -> None:
     service = GatedService()
     edge = Edge(service)

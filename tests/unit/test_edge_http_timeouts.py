@@ -139,13 +139,31 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_its_calls_end() -> Non
     client.stuck_bytes = 70_000
     client.protocol.pause_writing()
     edge.advance(2.0)
-    client.stuck_bytes = 60_000  # it took some
+    client.stuck_bytes = 50_000  # it took some
     edge.advance(2.5)
     assert not client.cut_off()
     edge.advance(3.5)
     assert client.cut_off()
     await turns()
     assert second.cancelled.is_set()
+    assert edge.notes.faults == ["slow_reader"]
+    edge.nothing_is_left()
+
+
+async def test_a_client_that_trickles_does_not_keep_its_answer_for_ever() -> None:
+    service = GatedService()
+    edge = Edge(service, limits=LIMITS, clock=ManualClock())
+    client = edge.connect()
+    client.feed(post())
+    (await service.next()).answer()
+    await turns()
+    client.stuck_bytes = 70_000
+    client.protocol.pause_writing()
+    for _ in range(3):
+        assert not client.cut_off()
+        edge.advance(1.0)
+        client.stuck_bytes -= 1000
+    assert client.cut_off()
     assert edge.notes.faults == ["slow_reader"]
     edge.nothing_is_left()
 

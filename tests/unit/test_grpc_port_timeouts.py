@@ -197,7 +197,7 @@ async def test_a_client_that_takes_nothing_is_cut_off() -> None:
     await turns()
     assert bench.port.statistics(0.0)["calls"] == 2, "the answer waits with its call"
     bench.advance(3)
-    client.stuck_bytes -= 1
+    client.stuck_bytes -= 20_000
     bench.advance(3)
     assert not client.cut_off(), "it took something"
     bench.advance(5.1)
@@ -252,7 +252,7 @@ async def test_an_answer_that_waited_past_its_deadline_is_not_written() -> None:
 
 
 async def test_an_answer_for_which_the_client_gives_no_window_is_dropped_in_time() -> None:
-    bench = Bench(ScriptedService(lambda call: Reply(bytes(1000))), limits=limits(write_timeout_ms=5000))
+    bench = Bench(ScriptedService(lambda call: Reply(bytes(30_000))), limits=limits(write_timeout_ms=5000))
     client = bench.connect()
     client.greet(window=400)
     client.call(1, MESSAGE)
@@ -260,16 +260,16 @@ async def test_an_answer_for_which_the_client_gives_no_window_is_dropped_in_time
     await turns()
     assert sum(len(got.payload) for got in client.frames(DATA)) == 800
     held = bench.budget.used_bytes
-    assert held == 2 * 605, "what waits is counted"
+    assert held == 2 * 29_605, "what waits is counted"
     bench.advance(4)
-    client.feed(frame(WINDOW_UPDATE, 0, 3, (300).to_bytes(4, "big")))
+    client.feed(frame(WINDOW_UPDATE, 0, 3, (20_000).to_bytes(4, "big")))
     await turns()
-    assert bench.budget.used_bytes == held - 300
+    assert bench.budget.used_bytes == held - 20_000
     bench.advance(1.5)
     await turns()
     (reset,) = client.frames(RST_STREAM)
     assert (reset.stream, reset.code) == (1, 11)
-    client.feed(frame(WINDOW_UPDATE, 0, 3, (305).to_bytes(4, "big")))
+    client.feed(frame(WINDOW_UPDATE, 0, 3, (9605).to_bytes(4, "big")))
     await turns()
     assert [got.fields.get("grpc-status") for got in client.frames(HEADERS) if got.stream == 3] == ["0"]
     assert bench.budget.used_bytes == 0
@@ -300,11 +300,17 @@ async def test_answers_that_wait_in_their_calls_have_the_same_bound() -> None:
     client.call(3, MESSAGE)
     await turns()
     client.stop_taking()
-    for _ in range(2):
-        service.arrivals.get_nowait().answer(bytes(600_000))
-        await turns()
-    assert client.cut_off()
-    assert bench.events.broken == ["slow_reader"]
+    held = bench.budget.used_bytes
+    first, second = (service.arrivals.get_nowait().answer(bytes(600_000)) for _ in range(2))
+    await turns()
+    assert (first.closed, second.closed) == (False, True), "there is no memory for the second"
+    assert bench.budget.used_bytes == held - len(MESSAGE) + 600_000
+    assert not client.cut_off(), "the first may still leave"
+    client.take_again()
+    await turns()
+    told = {got.stream: got.fields for got in client.frames(HEADERS)}
+    assert ":status" in told[1]
+    assert (told[3]["grpc-status"], told[3]["x-sluice-reason"]) == ("8", "body_memory")
     await bench.nothing_is_left()
 
 

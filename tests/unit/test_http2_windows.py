@@ -113,6 +113,19 @@ def test_padding_is_given_back_by_itself() -> None:
     assert not stream.is_over
 
 
+def test_the_padding_of_one_read_comes_back_once_for_each_stream() -> None:
+    side = ServerSide(Http2Limits(acks_waiting_max=3))
+    side.feed(request(1), request(3), request(5))
+    one, two, done = side.streams
+    padded = b"\1x\0"
+    both = frame(DATA, PADDED, 1, padded) + frame(DATA, PADDED, 3, padded)
+    written = side.feed(both * 1000 + frame(DATA, PADDED, 5, padded) + frame(DATA, END, 5, b"x"))
+    assert written == parse(number(WINDOW, 1, 2000) + number(WINDOW, 3, 2000))
+    assert (one.body, two.body, done.body) == (b"x" * 1000, b"x" * 1000, b"xx")
+    for stream in (one, two):
+        assert stream.window_in + stream.unacknowledged == side.server._initial_window_in
+
+
 def test_a_smaller_window_binds_the_peer_when_it_has_acknowledged_it() -> None:
     side = ServerSide(Http2Limits(window_bytes=1000), settings() + b"")
     early = ServerSide(Http2Limits(window_bytes=1000), b"")

@@ -294,19 +294,19 @@ PROTOBUF_FLOODS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("hostile", JSON_FLOODS.values(), ids=JSON_FLOODS)
 def test_a_megabyte_of_hostile_json_takes_bounded_time(hostile: bytes) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     message = feed(decode_http_infer, hostile, CALLERS)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     assert message or hostile in (JSON_FLOODS["many different inputs"],)
 
 
 @pytest.mark.parametrize("hostile", PROTOBUF_FLOODS.values(), ids=PROTOBUF_FLOODS)
 def test_a_megabyte_of_hostile_protobuf_takes_bounded_time(hostile: bytes) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     for _, decode, blamed in DECODERS:
         if decode not in (decode_http_infer, parse_header_length):
             feed(decode, hostile, blamed)
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
 
 
 @pytest.mark.parametrize("flood", ["many names", "many raw entries"])

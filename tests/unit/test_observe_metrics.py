@@ -233,7 +233,16 @@ def fill(of: Metrics) -> bool:
     of.add_source("files", lambda _: file_readings([("keys", 1, False, 0.0), ("listen_tls", 2, True, 1.8e9)]))
     counts = dict.fromkeys(("started", "adopted", "ended", "lost", "expired", "evicted", "live", "waiting"), 1)
     of.add_source("sequences", lambda _: sequence_readings([("fraud", counts)], of))
-    names = "connections connects connect_failures goaways moved cancelled ping_complaints keepalive_s".split()
+    names = [
+        "connections",
+        "connects",
+        "connect_failures",
+        "goaways",
+        "moved",
+        "cancelled",
+        "ping_complaints",
+        "keepalive_s",
+    ]
     upstream = dict.fromkeys(names, 1.0)
     of.add_source("upstream", lambda _: upstream_readings([("default", "default/10.0.0.1:8001", upstream)], of))
     of.add_source("jobs", lambda _: job_readings({"scrape:10.0.0.1:8002": 2, "records-flush": 1}))

@@ -239,10 +239,10 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
 )
 def test_a_hostile_file_is_refused_and_soon(content: str | bytes, said: str, tmp_path: Path) -> None:
     write(tmp_path, model=content)
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(PolicyError) as caught:
         load_policies(str(tmp_path))
-    assert time.perf_counter() - began < 20
+    assert time.process_time() - began < 20
     text = str(caught.value)
     assert said in text
     assert len(text) < 200_000

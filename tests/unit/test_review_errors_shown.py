@@ -68,10 +68,10 @@ def test_the_model_servers_own_words_are_kept(text: str) -> None:
 )
 def test_a_long_text_takes_time_in_proportion_and_not_in_its_square(piece: str) -> None:
     """A caller chooses what a model repeats in its error, and the loop stands still meanwhile."""
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     for _ in range(4):
         public_text(piece * (200_000 // len(piece)))
-    assert time.perf_counter() - started_s < 5, "a square would take minutes"
+    assert time.process_time() - started_s < 5, "a square would take minutes"
 
 
 @pytest.mark.parametrize(

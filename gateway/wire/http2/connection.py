@@ -47,6 +47,7 @@ class Http2Connection(ControlFrames):
         "_block_end",
         "_decode",
         "_decoder",
+        "_padding",
         "_preface_due",
         "_return_at",
         "_stream_return_at",
@@ -63,6 +64,7 @@ class Http2Connection(ControlFrames):
             self._need = len(PREFACE)
         self._block_end = 0
         self._block_bytes = 0
+        self._padding: dict[Stream, int] = {}  # bytes that this read has brought, not returned yet
         self._too_long = limits.frame_max_bytes + 1 << 8  # as in the first four bytes of a frame
         self._unreturned = 0  # of the connection's window
         self._return_at = limits.connection_window_bytes >> 1
@@ -85,6 +87,8 @@ class Http2Connection(ControlFrames):
                 self._run(data, 0)
             elif (start := self._complete(data)) >= 0:
                 self._run(data, start)
+            if self._padding:
+                self._return_padding()
             if self._bulk:
                 self._check_held(now_s)
         except Http2Fault as fault:
@@ -228,6 +232,18 @@ class Http2Connection(ControlFrames):
         self._emit(frames.window_update(0, unreturned))
         return 0
 
+    def _return_padding(self) -> None:
+        """Nobody takes it, and a message that the window just fits, or that was lent one, waits for it: it goes back
+        with the read that brought it. Once for all frames of a stream, or many small ones would count as a flood.
+        """
+        padding, self._padding = self._padding, {}
+        if self.closed:
+            return
+        for stream, size in padding.items():
+            if not stream.state & (REMOTE_DONE | OVER):
+                stream.window_in += size
+                self._acknowledged(frames.window_update(stream.id, size))
+
     def _data_frame(self, flags: int, stream_id: int, data: bytes, start: int, stop: int) -> None:
         if not stream_id:
             raise Http2Fault(_PROTOCOL_ERROR, "DATA on stream 0")
@@ -261,9 +277,7 @@ class Http2Connection(ControlFrames):
             return
         padding = length - (stop - start)
         if padding and not end:
-            # At once: nobody takes it, and a message that the window just fits, or that was lent one, waits for it.
-            stream.window_in += padding
-            self._acknowledged(frames.window_update(stream_id, padding))
+            self._padding[stream] = self._padding.get(stream, 0) + padding
         if end:
             self._remote_done(stream)
             stream.on_data(data, start, stop, True)
