@@ -164,6 +164,7 @@ async def test_a_client_that_trickles_does_not_keep_its_answer_for_ever() -> Non
         edge.advance(1.0)
         client.stuck_bytes -= 1000
     assert client.cut_off()
+    await turns()
     assert edge.notes.faults == ["slow_reader"]
     edge.nothing_is_left()
 
