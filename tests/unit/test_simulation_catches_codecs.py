@@ -121,8 +121,10 @@ def test_a_codec_that_swallows_a_reset_is_found(monkeypatch: Patch) -> None:
 
 
 def test_a_window_that_is_never_returned_is_found(monkeypatch: Patch) -> None:
+    # Only streams of requests give windows back: it takes a scenario with enough of them on one connection.
+    streaming = [seed for seed in range(80, 120) if scenario(seed).codecs]
     monkeypatch.setattr(Http2Server, "acknowledge", lambda self, stream, size: None)
-    assert finds("must be answered", CODECS)
+    assert finds("must be answered", streaming)
 
 
 def test_a_window_of_the_peer_that_is_not_kept_is_found(monkeypatch: Patch) -> None:
