@@ -100,14 +100,14 @@ def test_it_reads_what_the_reference_parser_reads(series: list[tuple[str, dict[s
 
 
 def test_hostile_pages_cost_time_in_proportion_to_their_size() -> None:
-    started_s = time.monotonic()
+    started_s = time.process_time()
     for line in ('nv_inference_count{a="' + "\\" * 2_000_000, "nv_inference_count{" * 100_000, '"{' * 1_000_000):
         assert not read_page(line, frozenset({"a"})).models
     many = "".join(f'nv_inference_count{{model="a",version="{n}"}} 1\n' for n in range(SAMPLES_MAX + 10))
     assert len(read_page(many, frozenset({"a"})).models) == SAMPLES_MAX
     gpus = "".join(f'nv_gpu_utilization{{gpu_uuid="{n}"}} 1\n' for n in range(10_000))
     assert len(read_page(gpus, frozenset()).gpus) == GPUS_MAX
-    assert time.monotonic() - started_s < 20
+    assert time.process_time() - started_s < 20
 
 
 FIGURES = st.builds(ModelFigures, *(st.floats(0, 1e12) for _ in range(5)), st.none() | st.floats(0, 1e6))
