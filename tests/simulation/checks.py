@@ -53,8 +53,8 @@ def one_response(report: Report) -> Iterator[str]:
         elif plan.number not in report.calls and endings[0].status not in _WITHOUT_A_CALL:
             if endings[0].status == Reason.DRAINING.label and report.scenario.codecs:
                 continue  # over gRPC a request is no call before its message has come
-            if endings[0].status == Reason.DEADLINE.label and report.scenario.codecs and plan.body_after_s:
-                continue  # for the same reason: its message came too late
+            if endings[0].status == Reason.DEADLINE.label and report.scenario.codecs and plan.timeout_s is not None:
+                continue  # for the same reason: not all of its message came within the caller's own limit
             yield f"{_name(plan)}: answered {endings[0].status}, but no record knows the call"
 
 
