@@ -17,10 +17,11 @@ from typing import Any, cast
 import uvloop
 
 from load.closed_loop import answers
+from load.connection import Connection
 from load.errors import LoadError, UsageError
 from load.histogram import Histogram
-from load.http_connection import HttpConnection
 from load.inputs import Calls, IdentityInputs
+from load.opening import PROTOCOLS, Opening, Protocol, caller, opening
 from load.options import require_json_folder, tell
 from load.stand import SPARE_FILES, GatewayReading, Stand, allow_files, read_gateway, stand
 from load.verdict import EXIT_CODES, PAIRS_MIN, UNCHANGED_RATIO_MAX, Verdict, passed, spread, unchanged, worst
@@ -43,9 +44,9 @@ TASKS_SLACK = 3
 EXAMPLE = """\
 examples:
   python -m load connections --count 10000
-  python -m load connections --count 10000 --pairs 1 --json -
+  python -m load connections --protocol grpc --count 10000 --pairs 1 --json -
 
-Opens --count HTTP/1.1 connections to a real Sluice, makes one request over each (GET /v2/health/live) and leaves them
+Opens --count connections to a real Sluice, HTTP/1.1 or HTTP/2 for gRPC, asks over each whether it lives and leaves them
 idle; reads the gateway's memory, descriptors and tasks; makes inference calls over new connections before and
 meanwhile; then closes all and waits until the gateway is as it was. That --pairs times, so that latencies with and
 without idle connections are compared in interleaved pairs.
@@ -57,6 +58,7 @@ much, or there are fewer than five pairs); 130 interrupted"""
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.epilog = EXAMPLE
+    parser.add_argument("--protocol", choices=PROTOCOLS, default="http", help="default: http")
     parser.add_argument("--count", type=int, default=10_000, metavar="N", help="idle connections (default: 10000)")
     parser.add_argument("--pairs", type=int, default=PAIRS_MIN, metavar="N", help=f"default: {PAIRS_MIN}")
     parser.add_argument("--calls", type=int, default=300, metavar="N", help="of each half of a pair (default: 300)")
@@ -73,13 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--count is from 1 to {COUNT_MAX}; --pairs and --calls are at least 1")
     require_json_folder(arguments.json)
     allow_files(count + SPARE_FILES)
-    http = {"connections_max": count + SPARE_FILES, "keepalive_idle_ms": IDLE_MS}
-    up = stand(
-        1, [IdentityInputs.model], slots=16, deadline_ms=DEADLINE_MS, gateway={"http": http}, keep=arguments.keep
-    )
+    protocol: Protocol = arguments.protocol
+    idle_key = {"http": "keepalive_idle_ms", "grpc": "idle_timeout_ms"}[protocol]
+    port: dict[str, Any] = {protocol: {"connections_max": count + SPARE_FILES, idle_key: IDLE_MS}}
+    up = stand(1, [IdentityInputs.model], slots=16, deadline_ms=DEADLINE_MS, gateway=port, keep=arguments.keep)
     with up as ready, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        cycles = runner.run(_cycles(ready, count, arguments.pairs, arguments.calls))
-    result = document(count, cycles, arguments.rss_mb_max)
+        cycles = runner.run(_cycles(ready, protocol, count, arguments.pairs, arguments.calls))
+    result = document(count, cycles, arguments.rss_mb_max, protocol)
     tell(result, arguments.json, summary)
     return EXIT_CODES[cast(Verdict, result["verdict"])]
 
@@ -112,10 +114,10 @@ class Cycle:
 class _Idle(asyncio.Protocol):
     """One connection: one request, then silence."""
 
-    __slots__ = ("_head", "answered", "got", "open", "transport")
+    __slots__ = ("_opening", "answered", "got", "open", "transport")
 
-    def __init__(self, head: bytes, answered: asyncio.Future[bool]) -> None:
-        self._head = head
+    def __init__(self, begin: Opening, answered: asyncio.Future[bool]) -> None:
+        self._opening = begin
         self.answered = answered
         self.got = b""
         self.open = False
@@ -124,12 +126,16 @@ class _Idle(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
         self.open = True
-        self.transport.write(self._head)
+        self.transport.write(self._opening.said)
 
     def data_received(self, data: bytes) -> None:
+        if self.answered.done():
+            return
         self.got += data
-        if b"\r\n\r\n" in self.got and not self.answered.done():  # the answer to a health query has no body
-            self.answered.set_result(self.got.startswith(b"HTTP/1.1 200 "))
+        good = self._opening.good(self.got)
+        if good is not None:
+            self.got = b""
+            self.answered.set_result(good)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.open = False
@@ -140,16 +146,16 @@ class _Idle(asyncio.Protocol):
 class IdleConnections:
     """`count` connections to host:port, from the loopback address `source`."""
 
-    def __init__(self, address: str, count: int, source: str) -> None:
+    def __init__(self, address: str, count: int, source: str, protocol: Protocol = "http") -> None:
         host, _, port = address.rpartition(":")
         self._host, self._port = host, int(port)
         self._source = source
         self._count = count
-        self._head = f"GET /v2/health/live HTTP/1.1\r\nhost: {address}\r\n\r\n".encode()
+        self._opening = opening(protocol, address)
         self._all: list[_Idle] = []
 
     async def open(self) -> int:
-        """Open all, make their request. Returns how many were answered 200 and stay open."""
+        """Open all, ask over each. Returns how many got a good answer and stay open."""
         turn = asyncio.Semaphore(AT_ONCE)
         done = await asyncio.gather(*(self._one(turn) for _ in range(self._count)), return_exceptions=True)
         problems = {str(each) for each in done if isinstance(each, OSError)}
@@ -170,7 +176,7 @@ class IdleConnections:
                 made.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)  # or each bind searches for a free port
                 made.bind((self._source, 0))
                 await loop.sock_connect(made, (self._host, self._port))
-                _, idle = await loop.create_connection(lambda: _Idle(self._head, answered), sock=made)
+                _, idle = await loop.create_connection(lambda: _Idle(self._opening, answered), sock=made)
                 closing.pop_all()
             self._all.append(idle)
             return await answered
@@ -187,35 +193,37 @@ class IdleConnections:
         self._all.clear()
 
 
-async def _cycles(ready: Stand, count: int, pairs: int, calls: int) -> list[Cycle]:
+async def _cycles(ready: Stand, protocol: Protocol, count: int, pairs: int, calls: int) -> list[Cycle]:
     supply = Calls(random.getrandbits(32), DEADLINE_MS)
     inputs = IdentityInputs()
-    connection = HttpConnection(ready.http, inputs)
+    connection = caller(protocol, _address(ready, protocol), inputs)
     error = await answers(connection, supply, SETTLE_S)
     await connection.aclose()
     if error:
         raise LoadError(f"sluice gives no right answer: {error}; run it again with --keep and read the logs")
-    await _block(ready, supply, inputs, calls)  # what is made once only is made now
+    await _block(ready, protocol, supply, inputs, calls)  # what is made once only is made now
     cycles = []
     for number in range(pairs):
-        cycles.append(await _cycle(ready, supply, inputs, count, calls, source=f"127.0.0.{2 + number % 250}"))
+        cycles.append(await _cycle(ready, protocol, supply, inputs, count, calls, source=f"127.0.0.{2 + number % 250}"))
         _progress(number + 1, pairs, cycles[-1])
     return cycles
 
 
-async def _cycle(ready: Stand, supply: Calls, inputs: IdentityInputs, count: int, calls: int, *, source: str) -> Cycle:
+async def _cycle(
+    ready: Stand, protocol: Protocol, supply: Calls, inputs: IdentityInputs, count: int, calls: int, *, source: str
+) -> Cycle:
     before = await asyncio.to_thread(read_gateway, ready.pid, ready.metrics)
-    alone = await _block(ready, supply, inputs, calls)
+    alone = await _block(ready, protocol, supply, inputs, calls)
     loop = asyncio.get_running_loop()
     # A source address of its own: the ports of the cycle before are still in TIME_WAIT.
-    idle = IdleConnections(ready.http, count, source)
+    idle = IdleConnections(_address(ready, protocol), count, source, protocol)
     begun_s = loop.time()
     try:
         opened = await idle.open()
         took_s = loop.time() - begun_s
         await asyncio.sleep(1.0)
         during = await asyncio.to_thread(read_gateway, ready.pid, ready.metrics)
-        beside = await _block(ready, supply, inputs, calls)
+        beside = await _block(ready, protocol, supply, inputs, calls)
         still_open = idle.still_open()
     finally:
         idle.close()
@@ -235,11 +243,15 @@ async def _gone(ready: Stand, before: GatewayReading) -> GatewayReading:
             return reading
 
 
-async def _block(ready: Stand, supply: Calls, inputs: IdentityInputs, calls: int) -> Block:
+def _address(ready: Stand, protocol: Protocol) -> str:
+    return ready.http if protocol == "http" else ready.grpc
+
+
+async def _block(ready: Stand, protocol: Protocol, supply: Calls, inputs: IdentityInputs, calls: int) -> Block:
     loop = asyncio.get_running_loop()
     latency, errors = Histogram(), 0
     for _ in range(calls):
-        connection = HttpConnection(ready.http, inputs)
+        connection = caller(protocol, _address(ready, protocol), inputs)
         ended: asyncio.Future[str] = loop.create_future()
         begun_ns = time.perf_counter_ns()  # the loop's own time is in whole milliseconds
         connection.send(supply.next(), ended.set_result)
@@ -252,11 +264,11 @@ async def _block(ready: Stand, supply: Calls, inputs: IdentityInputs, calls: int
     return Block(calls, errors, latency.quantile_ns(0.5) / 1e6, latency.quantile_ns(0.99) / 1e6)
 
 
-def _check(connection: HttpConnection) -> None:
+def _check(connection: Connection) -> None:
     connection.check(asyncio.get_running_loop().time())
 
 
-def document(count: int, cycles: list[Cycle], rss_mb_max: float) -> dict[str, Any]:
+def document(count: int, cycles: list[Cycle], rss_mb_max: float, protocol: Protocol = "http") -> dict[str, Any]:
     """Checks, verdict and figures. A check that is inconclusive has the reason as `why`."""
     first = cycles[0]
     during_mb = max(each.during.rss_bytes for each in cycles) / 1e6
@@ -296,6 +308,7 @@ def document(count: int, cycles: list[Cycle], rss_mb_max: float) -> dict[str, An
         "checks": [each for each, _ in judged],
         "figures": {
             "connections": count,
+            "protocol": protocol,
             "rss_mb_before": round(first.before.rss_bytes / 1e6, 1),
             "rss_mb_during": round(first.during.rss_bytes / 1e6, 1),
             "rss_mb_after": round(first.after.rss_bytes / 1e6, 1),
@@ -318,7 +331,7 @@ def summary(result: dict[str, Any]) -> str:
     """The result for people."""
     figures = result["figures"]
     lines = [
-        f"{figures['connections']} idle HTTP connections: {figures['rss_mb_before']} MB before, "
+        f"{figures['connections']} idle {figures['protocol']} connections: {figures['rss_mb_before']} MB before, "
         f"{figures['rss_mb_during']} MB with them ({figures['kb_per_connection']} kB each), "
         f"{figures['rss_mb_after']} MB after; {figures['descriptors_during']} descriptors, {figures['tasks_during']} "
         f"tasks; opened in {figures['seconds_to_open']} s",

@@ -14,6 +14,7 @@ from gateway.edge.http_connection import HttpConnection
 from gateway.runtime.descriptors import raise_descriptor_limit
 from load.connections import Block, Cycle, IdleConnections, document, summary
 from load.errors import LoadError
+from load.opening import opening
 from load.stand import allow_files
 from tests.support.ports import free_port
 from tests.unit.edge_clients import LIVE
@@ -145,3 +146,15 @@ async def test_a_lost_connection_is_freed_without_the_collector_of_cycles() -> N
         assert _alive() == before
     finally:
         gc.enable()
+
+
+def test_a_grpc_opening_is_answered_well_only_by_a_server_that_says_that_it_lives() -> None:
+    good = opening("grpc", "127.0.0.1:1").good
+    head = b"\x00\x00\x01\x01\x04\x00\x00\x00\x01\x88"
+    live = b"\x00\x00\x07\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00\x02\x08\x01"
+    end = b"\x00\x00\x01\x01\x05\x00\x00\x00\x01\x88"
+    whole = head + live + end
+    assert [good(whole[:stop]) for stop in range(len(whole))] == [None] * len(whole)
+    assert good(whole) is True
+    assert good(head + end) is False, "a status without a message"
+    assert good(head + live.replace(b"\x08\x01", b"\x08\x00") + end) is False
