@@ -108,8 +108,11 @@ def _state(step: Told, earlier: list[Told], starts: set[bytes]) -> Iterator[str]
         return
     if not before or before[0] not in starts:
         yield f"{name}: begun again in silence: no start came before it where it ran"
+    begin = next((other for other in earlier if other.plan.question == before[0]), None) if before else None
     for other in reversed(earlier):
-        if other.answer is not None and other.surely_before(step) and other.plan.question not in before:
+        # Of two starts that were out at a time the one on which this ran may rightly have ended the other's life.
+        ended = begin is not None and begin is not other and not begin.surely_before(other)
+        if not ended and other.answer is not None and other.surely_before(step) and other.plan.question not in before:
             yield f"{name}: ran without {name_of(other.plan)}, which was answered before it"
         if other.step.start:
             break
