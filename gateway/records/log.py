@@ -300,10 +300,15 @@ class RecordLog:
             await asyncio.sleep(self._pause_s or self._gather_s)
             # What came while a batch was written is gathered again, unless it fills another one: a worker that is woken
             # for every few records costs more than making and writing them.
-            while await self._flush_once() and (len(self._queue) >= _BATCH_RECORDS or self._bytes >= _BATCH_BYTES):
+            while await self._flush_once() and self._fills_a_batch():
                 pass
             if not (self._queue or self._drops):
                 self._wake.clear()
+
+    def _fills_a_batch(self) -> bool:
+        """Whether what waits need not be gathered any longer. Room that is only reserved is nothing to write."""
+        waiting_bytes = self._bytes - self._reserved * FIXED_BYTES
+        return len(self._queue) >= _BATCH_RECORDS or waiting_bytes >= _BATCH_BYTES
 
     async def _flush_once(self, *, closing: bool = False) -> bool:
         """Write one batch. Whether it went well; if not, `_pause_s` is to be waited."""

@@ -6,9 +6,9 @@ import asyncio
 import errno
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -25,6 +25,7 @@ from tests.support.waiting import until
 from tests.unit.records_support import FaultyStore, no_space, record, request
 
 KIB = 1024
+T = TypeVar("T")
 
 
 def policy(**changes: int) -> RecordsPolicy:
@@ -309,6 +310,27 @@ async def test_a_reserved_record_is_kept_without_its_body_rather_than_over_the_b
         assert counts(log)["queued_bytes"] <= 64 * KIB
     assert counts(log)["queued"] == len(held)
     await log.aclose()
+
+
+async def test_room_that_is_only_reserved_makes_the_writer_write_nothing() -> None:
+    class Counting(InlineWorkers):
+        jobs = 0
+
+        async def run(self, work: Callable[[], T]) -> T:
+            self.jobs += 1
+            await asyncio.sleep(0)
+            return await super().run(work)
+
+    workers, store = Counting(), MemoryStore()
+    async with running(store, workers, queue_records_max=5000, fsync_interval_ms=0) as log:
+        held = [log.reserve() for _ in range(4 * 1024 * KIB // FIXED_BYTES + 1)]
+        assert log.offer(record(1))
+        await until(lambda: counts(log)["written"] == 1)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert workers.jobs == 1
+        for each in held:
+            each.release()
 
 
 async def test_offer_and_reserve_never_wait_while_a_write_is_out() -> None:
