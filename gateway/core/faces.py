@@ -171,7 +171,9 @@ class SnapshotSource(Protocol):
     def snapshot(self) -> FleetSnapshot: ...
 
     def subscribe(self, listener: Callable[[FleetSnapshot], None]) -> None:
-        """Have `listener` called, synchronously and at once, with every new snapshot."""
+        """Have `listener` called, synchronously and at once, with every new snapshot by which calls are steered
+        otherwise than by the one before (`FleetSnapshot.steers_like`).
+        """
         ...
 
 

@@ -7,9 +7,11 @@ so that all parts of one decision see the same instant.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import MappingProxyType
+from typing import NamedTuple
 
 
 class ReplicaState(enum.Enum):
@@ -112,80 +114,188 @@ class Candidate:
     slots: int
 
 
+class _Version(NamedTuple):
+    """What all replicas of a pool together say of one model version."""
+
+    candidates: tuple[Candidate, ...] = ()
+    decoupled: bool = False
+    sequence_idle_s: float | None = None
+    text_outputs: frozenset[str] = frozenset()
+
+
+class _Model(NamedTuple):
+    """The versions of one model in one pool, numerically ascending."""
+
+    ready: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+
+
+_VersionKey = tuple[str, str, str]
+_NO_VERSION, _NO_MODEL = _Version(), _Model()
+_by_replica = attrgetter("replica")
+
+
 class FleetSnapshot:
     """All replicas at one instant, indexed for the questions that the request path asks. Never changes after it is
     built.
+
+    It is made from the one `before`: what no replica says otherwise is not looked at again, and an index in which
+    nothing has changed is shared. With many models on many replicas, of which one changes at a time, making all of it
+    anew would hold up every call.
     """
 
-    __slots__ = (
-        "_candidates",
-        "_decoupled",
-        "_known",
-        "_sequence_idle",
-        "_text_outputs",
-        "_versions",
-        "number",
-        "replicas",
-    )
+    __slots__ = ("_models", "_versions", "number", "replicas")
 
-    def __init__(self, number: int, replicas: tuple[ReplicaView, ...]) -> None:
+    def __init__(self, number: int, replicas: tuple[ReplicaView, ...], before: FleetSnapshot | None = None) -> None:
         self.number = number
         """Counts up with every publication."""
         self.replicas = replicas
-        candidates: dict[tuple[str, str, str], list[Candidate]] = {}
-        versions: dict[tuple[str, str], set[str]] = {}
-        known: dict[tuple[str, str], set[str]] = {}
-        decoupled: set[tuple[str, str, str]] = set()
-        sequence_idle: dict[tuple[str, str, str], float] = {}
-        text_outputs: dict[tuple[str, str, str], frozenset[str]] = {}
-        for replica in replicas:
-            for (name, version), model in replica.models.items():
-                if model.decoupled:
-                    decoupled.add((replica.pool, name, version))
-                if model.sequence_idle_s is not None:
-                    key = (replica.pool, name, version)
-                    sequence_idle[key] = max(model.sequence_idle_s, sequence_idle.get(key, 0.0))
-                if model.text_outputs:
-                    text_outputs[replica.pool, name, version] = model.text_outputs
-                known.setdefault((replica.pool, name), set()).add(version)
-                if replica.state is ReplicaState.LIVE and model.state is ModelState.WARMED:
-                    candidates.setdefault((replica.pool, name, version), []).append(Candidate(replica.id, model.slots))
-                    versions.setdefault((replica.pool, name), set()).add(version)
-        self._decoupled = frozenset(decoupled)
-        self._sequence_idle = sequence_idle
-        self._text_outputs = text_outputs
-        self._candidates = {key: tuple(value) for key, value in candidates.items()}
-        self._versions = {key: tuple(sorted(value, key=_version_key)) for key, value in versions.items()}
-        self._known = {key: tuple(sorted(value, key=_version_key)) for key, value in known.items()}
+        self._versions: Mapping[_VersionKey, _Version] = {} if before is None else before._versions
+        """Every version that some replica has in its index."""
+        self._models: Mapping[tuple[str, str], _Model] = {} if before is None else before._models
+        changes = _Changes(() if before is None else before.replicas, replicas)
+        if changes.takers or changes.traits:
+            self._index(changes)
+
+    def _index(self, changes: _Changes) -> None:
+        versions, models = dict(self._versions), dict(self._models)
+        pools: dict[str, list[ReplicaView]] = {}
+        for replica in self.replicas:
+            pools.setdefault(replica.pool, []).append(replica)
+        moved: dict[tuple[str, str], set[str]] = {}
+        for key in changes.traits | dict.fromkeys(changes.takers):
+            last = versions.get(key, _NO_VERSION)
+            entry = _with_traits(last, key, pools.get(key[0], ())) if key in changes.traits else last
+            if entry is None:
+                versions.pop(key, None)
+            else:
+                if key in changes.takers:
+                    candidates = _with_takers(entry.candidates, changes.takers[key])
+                    entry = _Version(candidates, entry.decoupled, entry.sequence_idle_s, entry.text_outputs)
+                versions[key] = entry
+            moved.setdefault(key[:2], set()).add(key[2])
+        for model, some in moved.items():
+            every = sorted(some.union(models.get(model, _NO_MODEL).known), key=_version_key)
+            known = tuple(version for version in every if (*model, version) in versions)
+            if known:
+                models[model] = _Model(tuple(each for each in known if versions[*model, each].candidates), known)
+            else:
+                models.pop(model, None)
+        self._versions, self._models = versions, models
+
+    def steers_like(self, other: FleetSnapshot) -> bool:
+        """Whether every question of the request path has the same answer here as in `other`, which this one was made
+        from, and the replicas are the same: only what is shown of them has changed. O(replicas).
+        """
+        return self._versions is other._versions and {each.id for each in self.replicas} == {
+            each.id for each in other.replicas
+        }
 
     def candidates(self, pool: str, model: str, version: str) -> tuple[Candidate, ...]:
-        """Replicas that take calls of this model version now, in a stable order."""
-        return self._candidates.get((pool, model, version), ())
+        """Replicas that take calls of this model version now, in the order of their ids."""
+        return self._versions.get((pool, model, version), _NO_VERSION).candidates
 
     def ready_versions(self, pool: str, model: str) -> tuple[str, ...]:
         """Versions that at least one replica serves now, numerically ascending."""
-        return self._versions.get((pool, model), ())
+        return self._models.get((pool, model), _NO_MODEL).ready
 
     def known_versions(self, pool: str, model: str) -> tuple[str, ...]:
         """Versions that some replica has in its index, in whatever state, numerically ascending."""
-        return self._known.get((pool, model), ())
+        return self._models.get((pool, model), _NO_MODEL).known
 
     def decoupled(self, pool: str, model: str, version: str) -> bool:
         """Whether this version gives any number of responses per request, as far as any replica has said."""
-        return (pool, model, version) in self._decoupled
+        return self._versions.get((pool, model, version), _NO_VERSION).decoupled
 
     def sequence_idle_s(self, pool: str, model: str, version: str) -> float | None:
         """How long replicas keep a silent sequence of this version, as far as any has said; None: it has none."""
-        return self._sequence_idle.get((pool, model, version))
+        return self._versions.get((pool, model, version), _NO_VERSION).sequence_idle_s
 
     def text_outputs(self, pool: str, model: str, version: str) -> frozenset[str]:
         """The outputs of this version that hold BYTES, as far as any replica has said."""
-        return self._text_outputs.get((pool, model, version), frozenset())
+        return self._versions.get((pool, model, version), _NO_VERSION).text_outputs
+
+    @property
+    def known(self) -> Iterable[tuple[str, tuple[str, ...]]]:
+        """Every model of each pool, with the versions that some replica has in its index."""
+        return ((name, each.known) for (_, name), each in self._models.items())
 
     @property
     def keys(self) -> tuple[tuple[str, str, str], ...]:
         """Every (pool, model, version) that has a candidate."""
-        return tuple(self._candidates)
+        return tuple(key for key, each in self._versions.items() if each.candidates)
+
+
+class _Changes:
+    """What replicas say otherwise than before, as far as calls are steered by it. A replica whose view is the same
+    object as before costs one look.
+    """
+
+    __slots__ = ("takers", "traits")
+
+    def __init__(self, before: Iterable[ReplicaView], now: Iterable[ReplicaView]) -> None:
+        self.takers: dict[_VersionKey, dict[str, int | None]] = {}
+        """By version and replica: the slots it has now, None if it does not take calls any more."""
+        self.traits: dict[_VersionKey, None] = {}
+        """Versions of which a replica says something else than before, or for the first or the last time."""
+        old = {replica.id: replica for replica in before}
+        for replica in now:
+            was = old.pop(replica.id, None)
+            if was is not replica:
+                self._compare(replica, was, replica)
+        for gone in old.values():
+            self._compare(gone, gone, None)
+
+    def _compare(self, replica: ReplicaView, was: ReplicaView | None, now: ReplicaView | None) -> None:
+        old: Mapping[tuple[str, str], ModelView] = {} if was is None else was.models
+        new: Mapping[tuple[str, str], ModelView] = {} if now is None else now.models
+        lived = was is not None and was.state is ReplicaState.LIVE
+        lives = now is not None and now.state is ReplicaState.LIVE
+        for what, model in new.items():
+            last = old.get(what)
+            if last is not model or lived is not lives:
+                slots = _slots(lives, model)
+                if slots != _slots(lived, last):
+                    self.takers.setdefault((replica.pool, *what), {})[replica.id] = slots
+                if last is None or (last is not model and _traits(last) != _traits(model)):
+                    self.traits[replica.pool, *what] = None
+        for what, last in old.items():
+            if what not in new:
+                if _slots(lived, last) is not None:
+                    self.takers.setdefault((replica.pool, *what), {})[replica.id] = None
+                self.traits[replica.pool, *what] = None
+
+
+def _slots(lives: bool, model: ModelView | None) -> int | None:
+    """How many calls it may have in flight there; None if it takes none."""
+    return model.slots if lives and model is not None and model.state is ModelState.WARMED else None
+
+
+def _traits(model: ModelView) -> tuple[bool, float | None, frozenset[str]]:
+    return model.decoupled, model.sequence_idle_s, model.text_outputs
+
+
+def _with_traits(entry: _Version, key: _VersionKey, replicas: Iterable[ReplicaView]) -> _Version | None:
+    """What the replicas of its pool say of it now; None if none has it in its index. O(replicas)."""
+    known = decoupled = False
+    idle_s: float | None = None
+    texts: frozenset[str] = frozenset()
+    for replica in replicas:
+        model = replica.models.get(key[1:])
+        if model is not None:
+            known = True
+            decoupled = decoupled or model.decoupled
+            if model.sequence_idle_s is not None:
+                idle_s = max(model.sequence_idle_s, idle_s or 0.0)
+            texts = model.text_outputs or texts
+    return _Version(entry.candidates, decoupled, idle_s, texts) if known else None
+
+
+def _with_takers(candidates: Iterable[Candidate], changes: Mapping[str, int | None]) -> tuple[Candidate, ...]:
+    kept = [each for each in candidates if each.replica not in changes]
+    kept += [Candidate(replica, slots) for replica, slots in changes.items() if slots is not None]
+    kept.sort(key=_by_replica)
+    return tuple(kept)
 
 
 def _version_key(version: str) -> tuple[int, str]:

@@ -95,7 +95,8 @@ class Admission:
     def __init__(self, picker: LeastInFlight, queue_max: int | None = None) -> None:
         self._picker = picker
         self._queue_max = queue_max
-        self._candidates: tuple[Candidate, ...] = ()
+        self.candidates: tuple[Candidate, ...] = ()
+        """Of the last update. For reading."""
         self.ready = 0
         """Replicas that may be sent calls."""
         self.limit = 0
@@ -131,7 +132,7 @@ class Admission:
         """
         if self._queue:
             return None
-        replica = self._picker.pick(self._candidates, self._in_flight)
+        replica = self._picker.pick(self.candidates, self._in_flight)
         if replica is not None:
             self._in_flight[replica] = self._in_flight.get(replica, 0) + 1
             self.in_flight += 1
@@ -141,14 +142,14 @@ class Admission:
     def offer(self, ticket: Ticket) -> Decision:
         """A call asks for a slot. O(candidates)."""
         pinned = ticket.pinned
-        if not self._candidates or (pinned and pinned not in self._slots):
+        if not self.candidates or (pinned and pinned not in self._slots):
             self._refused["no_replica"] += 1
             return Refused("no_replica")
         # Where a slot is free, nobody waits who could use it (`_serve`).
         if pinned:
             replica = pinned if self._free(pinned) and self._may_open(ticket) else None
         else:
-            replica = None if self._queue else self._picker.pick(self._candidates, self._in_flight)
+            replica = None if self._queue else self._picker.pick(self.candidates, self._in_flight)
         if replica is not None:
             self._grant(ticket, replica)
             return Granted(replica)
@@ -233,10 +234,10 @@ class Admission:
         """The fleet changed. Returns the tickets granted, and those refused because no replica is left that could ever
         serve them.
         """
-        self._candidates = tuple(candidates)
+        self.candidates = tuple(candidates)
         self._slots = {candidate.replica: candidate.slots for candidate in candidates}
-        self.ready, self.limit = len(self._candidates), sum(self._slots.values())
-        refused = [] if self._candidates else list(self._queue)
+        self.ready, self.limit = len(self.candidates), sum(self._slots.values())
+        refused = [] if self.candidates else list(self._queue)
         for replica in [replica for replica in self._lines if replica not in self._slots]:
             refused += (*self._lines[replica].steps, *self._lines[replica].openers)
         for ticket in refused:
@@ -248,7 +249,7 @@ class Admission:
         """Grant what can be granted. Afterwards nobody waits who could use a slot that is free."""
         granted: list[Ticket] = []
         while self._queue:
-            replica = self._picker.pick(self._candidates, self._in_flight)
+            replica = self._picker.pick(self.candidates, self._in_flight)
             if replica is None:
                 break
             ticket = self._first(replica)

@@ -23,7 +23,13 @@ class LeastInFlight:
         self._chance = chance
 
     def pick(self, candidates: Sequence[Candidate], in_flight: Mapping[str, int]) -> str | None:
-        """The id of the chosen replica; None if none has a free slot. O(candidates)."""
+        """The id of the chosen replica; None if none has a free slot. O(candidates), and O(1) where nothing is in
+        flight: then all are equal, and of many models on many replicas most are quiet.
+        """
+        if not in_flight and len(candidates) > 1:
+            chosen = candidates[self._chance.randrange(len(candidates))]
+            if chosen.slots > 0:
+                return chosen.replica
         best: str | None = None
         best_load = 1.0
         ties: list[str] | None = None

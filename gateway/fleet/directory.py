@@ -29,6 +29,10 @@ _log = logging.getLogger("sluice.fleet")
 
 DRAIN_LIMIT_S = 60.0
 """A connection of a removed replica is closed after this long even if calls are still out on it."""
+SHOWN_WITHIN_S = 0.25
+"""A first answer is shown at most this much later: no call is steered by it, and after a start there is one for each
+model on each replica.
+"""
 
 
 class Directory:
@@ -65,6 +69,8 @@ class Directory:
         self._listeners: list[Callable[[FleetSnapshot], None]] = []
         self._snapshot = FleetSnapshot(0, ())
         self._publishing = False
+        self._showing: asyncio.TimerHandle | None = None
+        """Publishes what may wait a little."""
         self._stopped = False
         self._count = 0
         self._cut = 0
@@ -91,6 +97,8 @@ class Directory:
     async def stop(self) -> None:
         """End all jobs and close all connections, whatever is out on them."""
         self._stopped = True
+        if self._showing is not None:
+            self._showing.cancel()
         await self._supervisor.stop(*self._jobs)
         for timer in self._departing.values():
             timer.cancel()
@@ -265,6 +273,9 @@ class Directory:
         return self._snapshot
 
     def subscribe(self, listener: Callable[[FleetSnapshot], None]) -> None:
+        """Not told of snapshots that steer every call as the one before: what is shown of a replica (figures, errors,
+        phases) changes all the time, and every model has a listener.
+        """
         self._listeners.append(listener)
 
     def _member_changed(self, member: Member) -> None:
@@ -278,20 +289,32 @@ class Directory:
             self._publishing = True
             asyncio.get_running_loop().call_soon(self._publish)
 
+    def _publish_in_a_while(self) -> None:
+        """All changes until then make one snapshot, which is an earlier one if there is an earlier one."""
+        if self._showing is None and not self._stopped:
+            self._showing = asyncio.get_running_loop().call_later(SHOWN_WITHIN_S, self._publish)
+
     def _publish(self) -> None:
         self._let_go()
         self._publishing = False
-        before = self._snapshot.replicas
+        if self._showing is not None:
+            self._showing.cancel()
+            self._showing = None
+        before = self._snapshot
         for replica_id in self._dirty:
             member = self._members[replica_id]
             member.replica.changed = False
             view = member.replica.view()
-            self._views[replica_id] = view if member.kept_for is None else shown(view, member.kept_for)
+            view = view if member.kept_for is None else shown(view, member.kept_for)
+            if view != self._views.get(replica_id):
+                self._views[replica_id] = view
         self._dirty.clear()
         replicas = tuple(self._views[replica_id] for replica_id in sorted(self._views))
-        if replicas == before:
+        if replicas == before.replicas:
             return
-        self._snapshot = snapshot = FleetSnapshot(self._snapshot.number + 1, replicas)
+        self._snapshot = snapshot = FleetSnapshot(before.number + 1, replicas, before)
+        if snapshot.steers_like(before):
+            return
         for listener in self._listeners:
             try:
                 listener(snapshot)
@@ -308,7 +331,8 @@ class Directory:
         if member is not None:
             member.replica.answered((model, version), now_s)
             if member.replica.changed:
-                self._member_changed(member)
+                self._dirty[replica] = None
+                self._publish_in_a_while()
 
     def refused(self, replica: str, model: str, version: str, asked_s: float, text: str) -> None:
         """The replica answered a call that was sent at `asked_s` by saying that it does not have this version. Out of

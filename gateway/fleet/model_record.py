@@ -35,6 +35,7 @@ class ModelRecord:
     """One model version on one replica."""
 
     __slots__ = (
+        "_view",
         "bad_trials",
         "batch_fill",
         "compute_us",
@@ -84,6 +85,7 @@ class ModelRecord:
         self.first_answer_s: float | None = None
         self.figures: ModelFigures | None = None
         self.clear_figures()
+        self._view: ModelView | None = None
 
     def clear_figures(self) -> None:
         self.pending: int | None = None
@@ -111,7 +113,19 @@ class ModelRecord:
         if self.left_times > 1:
             self.held_until_s = now_s + min(HELD_MAX_S, HELD_S * 2.0 ** min(self.left_times - 2, 16))
 
+    def stale(self) -> None:
+        """What a view shows has changed: the next one is made anew."""
+        self._view = None
+
     def view(self, key: Key) -> ModelView:
+        """The same object as long as nothing that it shows has changed: who compares views, or makes something of
+        them, finds at once what to look at.
+        """
+        if self._view is None:
+            self._view = self._make_view(key)
+        return self._view
+
+    def _make_view(self, key: Key) -> ModelView:
         return ModelView(
             name=key[0],
             version=key[1],

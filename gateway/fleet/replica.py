@@ -244,13 +244,15 @@ class Replica:
 
     def serving(self) -> list[Key]:
         """The versions of which it takes calls."""
-        return [key for key in self.models if self.serves(key)]
+        if self.state is not ReplicaState.LIVE:
+            return []
+        return [key for key, record in self.models.items() if record.state is ModelState.WARMED]
 
     def _for(self, record: ModelRecord) -> None:
         record.findings_against = 0
         if record.state is ModelState.WARMED and record.reason:
             record.reason = ""
-            self.changed = True
+            self._show(record)
 
     def _against(
         self, key: Key, record: ModelRecord, state: ModelState, reason: str, asked_s: float, now_s: float
@@ -268,7 +270,7 @@ class Replica:
             kept = f"kept as the last one while it answers: {reason}"
             if record.reason != kept:
                 record.reason = kept
-                self.changed = True
+                self._show(record)
             # Only answers that come from now on keep it for another round.
             record.findings_against, record.first_finding_s = self._health.failures_to_unready - 1, asked_s
             return
@@ -290,6 +292,11 @@ class Replica:
             self._transitions.append(Transition(key, record.state.value, state.value, reason))
         record.state = state
         record.reason = reason
+        self._show(record)
+
+    def _show(self, record: ModelRecord) -> None:
+        """Something that a view shows of it has changed."""
+        record.stale()
         self.changed = True
 
     def described(self, key: Key, epoch: int, description: Description, slots: int, now_s: float) -> None:
@@ -301,7 +308,7 @@ class Replica:
         if record.description != description or record.slots != slots:
             record.description = description
             record.slots = slots
-            self.changed = True
+            self._show(record)
 
     def warmed(self, key: Key, epoch: int, note: str, now_s: float) -> None:
         """The version is warm (or needs no warming, as `note` says) and may get calls."""
@@ -320,7 +327,7 @@ class Replica:
         reason = f"warm-up: {text}"
         if record.reason != reason:
             record.reason = reason
-            self.changed = True
+            self._show(record)
 
     def to_describe(self, now_s: float, refresh_s: float) -> list[tuple[Key, int]]:
         """Ready versions whose description is missing, or older than `refresh_s` (a sixth of it if the JSON spelling is
@@ -356,7 +363,7 @@ class Replica:
             record.first_answer_s = now_s
             if self.first_answer_s is None:
                 self.first_answer_s = now_s
-            self.changed = True
+            self._show(record)
 
     def scraped(self, page: Page, now_s: float) -> None:
         """A metrics page was read. Series of versions that are not in service are left over from before an unload."""
@@ -368,7 +375,7 @@ class Replica:
             return
         for key, record in self.models.items():
             if record.show(page.models.get(key) if record.state in _SERVING else None):
-                self.changed = True
+                self._show(record)
         gpus = tuple(
             GpuView(uuid, gpu.utilisation, gpu.memory_used_bytes, gpu.memory_total_bytes)
             for uuid, gpu in sorted(page.gpus.items())
@@ -381,7 +388,7 @@ class Replica:
         """The page could not be read for so long that the last figures say nothing any more."""
         for record in self.models.values():
             if record.show(None):
-                self.changed = True
+                self._show(record)
         if self.gpus:
             self.gpus = ()
             self.changed = True

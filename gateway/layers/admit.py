@@ -131,6 +131,8 @@ class AdmitLayer:
             if not candidates and admission.idle:
                 del self._admissions[version]
                 continue
+            if candidates is admission.candidates:
+                continue  # Nothing is new for this version: the snapshot shares what has not changed.
             granted, refused = admission.update(candidates)
             _wake(granted)
             for ticket in refused:

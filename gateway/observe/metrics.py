@@ -261,8 +261,8 @@ class Metrics:
             elif len(self._replicas) < _REPLICAS_MAX:
                 pool = closed(replica.pool, self._pools)
                 self._replicas[replica.id] = ReplicaSeries(self.replica_label(replica.id), pool)
-            for name, version in replica.models:
-                versions.setdefault(name, set()).add(version)
+        for name, some in snapshot.known:
+            versions.setdefault(name, set()).update(some)
         for replica_id, gone in self._replicas.items():
             if replica_id not in present and gone.gone_s < 0.0:
                 gone.gone_s = now_s

@@ -15,6 +15,7 @@ def fleet_readings(snapshot: FleetSnapshot, metrics: Metrics, now_s: float) -> I
     """States, and what Triton says of itself. Models without a policy are summed up as `other`."""
     states: Counter[tuple[str, str, str, str]] = Counter()
     pending: Counter[tuple[str, str, str, str]] = Counter()
+    names: dict[tuple[str, str], tuple[str, str]] = {}
     for replica in snapshot.replicas:
         pool = labels.text(replica.pool)
         here = (pool, metrics.replica_label(replica.id))
@@ -29,12 +30,17 @@ def fleet_readings(snapshot: FleetSnapshot, metrics: Metrics, now_s: float) -> I
             ):
                 if value is not None:
                     yield name, (*here, str(number)), value
-        for model in replica.models.values():
-            what = (metrics.model_label(model.name), metrics.version_label(model.name, model.version))
+        for named, model in replica.models.items():
+            what = names.get(named)
+            if what is None:
+                what = names[named] = (
+                    metrics.model_label(model.name),
+                    metrics.version_label(model.name, model.version),
+                )
             states[(pool, *what, model.state.value)] += 1
             if model.pending is not None:
                 pending[(*here, *what)] += model.pending
-            if labels.OTHER in what:
+            if labels.OTHER in what or model.queue_us is model.compute_us is model.batch_fill is None:
                 continue
             for name, value in (
                 ("sluice_triton_queue_seconds", _seconds(model.queue_us)),

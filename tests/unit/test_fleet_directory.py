@@ -14,6 +14,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.faces import IndexEntry, SilentFleetObserver
 from gateway.core.faults import UpstreamFault
 from gateway.core.snapshot import ModelState, ReplicaState
+from gateway.fleet.directory import SHOWN_WITHIN_S
 from gateway.fleet.nudge import Nudge
 from gateway.policy.schema import Admission, Health
 from tests.simulation.batcher import ModelSpec
@@ -35,7 +36,7 @@ def test_a_replica_gets_traffic_only_after_every_start_phase_in_order() -> None:
         assert phases.first_answer_s is None
         reply = await world.transport.send(world.call(A, "m"))
         assert reply.message
-        await asyncio.sleep(0)
+        await asyncio.sleep(SHOWN_WITHIN_S)
         await asyncio.sleep(0)
         replica = world.replica(A)
         assert replica is not None
@@ -557,9 +558,11 @@ def test_a_quiet_fleet_publishes_next_to_nothing() -> None:
     async def main(world: FleetWorld) -> None:
         await world.until(lambda: world.takers("m") == {A, B})
         await asyncio.sleep(5)
-        before = len(world.snapshots)
+        before, told = world.directory.snapshot.number, len(world.snapshots)
         await asyncio.sleep(60)
-        assert len(world.snapshots) - before <= 2 * 7, "only the scrape's age, once in ten seconds per replica"
+        published = world.directory.snapshot.number - before
+        assert published <= 2 * 7, "only the scrape's age, once in ten seconds per replica"
+        assert len(world.snapshots) == told, "and no call is steered by that"
 
     run(main)
 

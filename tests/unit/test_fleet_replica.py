@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from copy import copy
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.faces import Endpoints, IndexEntry, ModelConfigBytes
-from gateway.core.snapshot import ModelState, ReplicaState
+from gateway.core.snapshot import ModelState, ModelView, ReplicaState
 from gateway.fleet.metrics_text import read_page
 from gateway.fleet.model_record import Description, Key
 from gateway.fleet.replica import MODELS_MAX, Replica
@@ -336,6 +337,41 @@ def _page(**values: int) -> str:
     return "".join(f'{names[key]}{{model="m",version="1"}} {value}\n' for key, value in values.items())
 
 
+def test_whatever_changes_is_in_the_next_view() -> None:
+    it = serving(last=True)
+
+    def seen() -> ModelView:
+        assert it.changed
+        it.changed = False
+        return it.view().models[KEY]
+
+    assert seen().state is ModelState.WARMED
+    it.answered(KEY, 105.0)
+    assert seen().phases.first_answer_s == 105.0
+    for asked_s in (104.5, 104.75):
+        it.readiness(KEY, False, asked_s, asked_s + 0.1)
+    assert "kept as the last one" in seen().reason
+    it.readiness(KEY, True, 106.0, 106.1)
+    assert seen().reason == ""
+    it.scraped(read_page(_page(pending=3, count=1, execs=1), ONLY_M), 107.0)
+    assert seen().pending == 3
+    it.forget_figures()
+    assert seen().pending is None
+    it.described(KEY, it.models[KEY].epoch, DESCRIPTION, 99, 108.0)
+    assert seen().slots == 99
+    for asked_s in (109.0, 109.25):
+        it.readiness(KEY, False, asked_s, asked_s + 0.1)
+    assert seen().state is ModelState.UNAVAILABLE
+    it.readiness(KEY, True, 110.0, 110.1)
+    it.described(KEY, it.models[KEY].epoch, DESCRIPTION, 99, 110.2)
+    assert seen().state is ModelState.READY
+    it.not_warmed(KEY, it.models[KEY].epoch, "silence")
+    assert seen().reason == "warm-up: silence"
+    it.warmed(KEY, it.models[KEY].epoch, "by hand", 111.0)
+    view = seen()
+    assert (view.state, view.warmup) == (ModelState.WARMED, "by hand")
+
+
 # --- any facts in any order -----------------------------------------------------------------------------------------
 
 KEYS = [("m", "1"), ("m", "2"), ("n", "1")]
@@ -347,7 +383,10 @@ FACTS = st.one_of(
     st.tuples(st.just("readiness"), st.sampled_from(KEYS), st.booleans()),
     st.tuples(st.just("describe")),
     st.tuples(st.just("warm"), st.integers(-1, 0)),
+    st.tuples(st.just("not_warmed"), st.sampled_from(("slow", "silent"))),
     st.tuples(st.just("try"), st.sampled_from(KEYS), st.booleans()),
+    st.tuples(st.just("scraped"), st.integers(0, 3)),
+    st.tuples(st.just("forget_figures")),
     st.tuples(st.just("answered"), st.sampled_from(KEYS)),
     st.tuples(st.just("refused"), st.sampled_from(KEYS), st.floats(0.0, 90.0)),
 )
@@ -381,6 +420,13 @@ def test_whatever_happens_the_rules_hold(facts: list[tuple[object, ...]], last: 
                 for key, epoch in it.to_warm():
                     it.warmed(key, epoch + offset, "note", now_s)
                     assert (it.models[key].state is ModelState.WARMED) == (offset == 0)
+            case ("not_warmed", str(text)):
+                for key, epoch in it.to_warm():
+                    it.not_warmed(key, epoch, text)
+            case ("scraped", int(pending)):
+                it.scraped(read_page(_page(pending=pending, count=pending, execs=pending), ONLY_M), now_s)
+            case ("forget_figures",):
+                it.forget_figures()
             case ("try", tuple(key), bool(good)):
                 if key in it.models:
                     it.tried(key, it.models[key].epoch, good, "text", now_s - 0.5)
@@ -392,6 +438,10 @@ def test_whatever_happens_the_rules_hold(facts: list[tuple[object, ...]], last: 
                 assert taken == (served and not last and warmed_s is not None and now_s - age_s >= warmed_s)
                 assert it.serves(key) == (served and not taken)
         view = it.view()
+        made = {key: copy(record) for key, record in it.models.items()}
+        for record in made.values():
+            record.stale()
+        assert view.models == {key: record.view(key) for key, record in made.items()}, "what it keeps is what it is"
         assert it.life >= life
         life = it.life
         if before is ReplicaState.SEEN:
