@@ -34,6 +34,7 @@ from deploy.local.processes import remove_stale_shm_files
 from deploy.local.repository import build_repository
 from deploy.local.server import TritonServer, check_argument
 from deploy.local.state import read_state, write_state
+from deploy.local.tools import KINDS, TOOLS_DIR, ensure_tool
 
 DONE, FAILED, NOT_READY, MACHINE, UNKNOWN = 0, 1, 1, 3, 4
 
@@ -92,13 +93,15 @@ def parser() -> argparse.ArgumentParser:
         help="a flag for every Triton, joined to the option by `=`; may be repeated; files by their whole path",
     )
     up.add_argument("--attach", action="store_true", help="stay; Ctrl-C stops the servers")
-    up.set_defaults(any_ports=False)  # it checks as `check` does
+    up.set_defaults(any_ports=False, tools=False)  # it checks as `check` does
     check = add("check", "say what this machine lacks, and change nothing", "check --replicas 2")
     _fleet_arguments(check)
     check.add_argument(
         "--any-ports", action="store_true", help="ask for no ports: whoever starts servers finds free ones"
     )
+    check.add_argument("--tools", action="store_true", help=f"ask for {', '.join(KINDS)} too, which tests drive")
     add("build", "build the environment and the model repository only", "build")
+    add("tools", f"set up those of {', '.join(KINDS)} that are not on PATH, without root rights", "tools")
     add("status", "say how each server is", "status --json -")
     for name, text in (
         ("start", "start one server of the fleet again"),
@@ -110,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
         add(name, text, f"{name} triton-1").add_argument("name", metavar="NAME", help="for example triton-0")
     add("down", "stop all servers", "down")
     clean = add("clean", "stop all servers; remove models, logs and stale shared memory", "clean --environment")
-    clean.add_argument("--environment", action="store_true", help="remove .triton as well")
+    clean.add_argument("--environment", action="store_true", help="remove .triton and the tools as well")
     return root
 
 
@@ -170,6 +173,8 @@ def _run(arguments: argparse.Namespace) -> int:
         build_repository(ensure_environment())
         _report(arguments, {"environment": str(ENVIRONMENT_DIR), "repository": str(REPOSITORY_DIR)}, "")
         return DONE
+    if command == "tools":
+        return _tools(arguments)
     if command == "status":
         return _status(arguments)
     if command == "down":
@@ -186,10 +191,18 @@ def _environment() -> TritonEnvironment:
 
 def _check(arguments: argparse.Namespace) -> int:
     ports = [port for index in range(arguments.replicas) for port in Ports.numbered(index, arguments.base_port)]
-    problems = preflight(arguments.replicas, [] if arguments.any_ports else ports)
+    tools = KINDS if arguments.tools else ()
+    problems = preflight(arguments.replicas, [] if arguments.any_ports else ports, tools)
     found = {"problems": [{"what": each.what, "remedy": each.remedy} for each in problems]}
     _report(arguments, found, "\n".join(map(str, problems)) or "nothing is missing")
     return MACHINE if problems else DONE
+
+
+def _tools(arguments: argparse.Namespace) -> int:
+    tools = {name: ensure_tool(name) for name in KINDS}
+    found = {name: {"program": str(tool.program), "version": tool.version} for name, tool in tools.items()}
+    _report(arguments, {"tools": found}, "\n".join(f"{name} {tool.version}" for name, tool in tools.items()))
+    return DONE
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -273,7 +286,7 @@ def _clean(arguments: argparse.Namespace) -> int:
     code = _down(argparse.Namespace(json=None))
     removed: list[Path] = [REPOSITORY_DIR, LOG_DIR]
     if arguments.environment:
-        removed.append(ENVIRONMENT_DIR)
+        removed += [ENVIRONMENT_DIR, TOOLS_DIR]
     for directory in removed:
         if directory.exists():
             shutil.rmtree(directory)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.local import environment, ports
+from deploy.local import environment, ports, tools
 from deploy.local.errors import LocalFleetError
 from deploy.local.layout import ENVIRONMENT_DIR, ROOT
 from deploy.local.processes import SHM_DIR
@@ -33,10 +33,11 @@ class Problem:
         return f"{self.what}\n  remedy: {self.remedy}"
 
 
-def preflight(servers: int, wanted_ports: Iterable[int]) -> list[Problem]:
+def preflight(servers: int, wanted_ports: Iterable[int], wanted_tools: Iterable[str] = ()) -> list[Problem]:
     """All that keeps `servers` servers on these ports from running here; empty if nothing does. Changes nothing.
 
-    `wanted_ports` may hold ports of others too, such as the gateway's.
+    `wanted_ports` may hold ports of others too, such as the gateway's. `wanted_tools`: of `tools.KINDS`, to be there
+    or such that they can be set up.
     """
     problems = [*_python(), *_shared_memory(servers), *_memory(servers), *_files()]
     problems += [
@@ -44,6 +45,8 @@ def preflight(servers: int, wanted_ports: Iterable[int]) -> list[Problem]:
         for port in wanted_ports
         if not ports.is_free(port)
     ]
+    faults = [fault for name in wanted_tools if (fault := tools.cannot_set_up(name)) is not None]
+    problems += [Problem(fault.what, fault.remedy) for fault in faults]
     return problems
 
 

@@ -13,6 +13,7 @@ from deploy.local import LocalFleet
 from load.perf_analyzer import options
 from load.perf_tool import PerfAnalyzer, ensure_perf_analyzer, run_perf_analyzer
 from tests.support.gateway_process import GatewayProcess
+from tests.support.load_tools import counted_so_far
 
 TIMEOUT_S = 60.0
 INTERVAL_MS = 400
@@ -25,14 +26,19 @@ def perf_analyzer() -> PerfAnalyzer:
 
 
 def _options(
-    address: str, protocol: Literal["http", "grpc"], *more: str, streaming: bool = False, model: str = "fraud-lite"
+    address: str,
+    protocol: Literal["http", "grpc"],
+    *more: str,
+    streaming: bool = False,
+    model: str = "fraud-lite",
+    concurrency: int = 4,
 ) -> list[str]:
     return options(
         model=model,
         address=address,
         protocol=protocol,
         streaming=streaming,
-        concurrency=4,
+        concurrency=concurrency,
         interval_ms=INTERVAL_MS,
         stability_percent=ANY_STABILITY,
         trials=3,
@@ -62,6 +68,25 @@ def test_it_runs_through_sluice_and_reads_the_servers_statistics(
     # By Triton's counts over the whole fleet: what it sent, give or take what was out when a window began or ended.
     assert found.server_inferences is not None
     assert abs(found.server_inferences - found.requests) <= max(4 * 3 * 2, found.requests * 0.05)
+
+
+@pytest.mark.parametrize("concurrency", [16, 64])
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_no_call_fails_however_many_are_out(
+    perf_analyzer: PerfAnalyzer, gateway: GatewayProcess, protocol: Literal["http", "grpc"], concurrency: int
+) -> None:
+    """The tool itself gives up at the first failed call; the gateway's own counts must say the same."""
+    before = counted_so_far(gateway, protocol, "fraud-lite")
+    address = gateway.http if protocol == "http" else gateway.grpc
+    words = _options(address, protocol, concurrency=concurrency)
+    found = run_perf_analyzer(perf_analyzer, words, timeout_s=TIMEOUT_S)
+    assert found.requests
+    assert found.requests > concurrency
+    counted = counted_so_far(gateway, protocol, "fraud-lite") - before
+    # Calls between its windows, and those that it leaves behind at its end, are in no report of it.
+    assert set(counted) <= {"OK", "CANCELLED"}
+    assert counted["CANCELLED"] <= concurrency
+    assert counted["OK"] >= found.requests
 
 
 @pytest.mark.parametrize("form", ["json", "binary"])

@@ -41,6 +41,13 @@ def answering(limits: Http2Limits | None = None, streams: int = 1, *pairs: tuple
     return side
 
 
+def returned(side: ServerSide) -> None:
+    """The peer takes a byte and returns it while most of its window is open: it does so in time."""
+    side.server.send_data(side.streams[0], b"x", False)
+    side.written()
+    side.feed(number(WINDOW, 0, 1))
+
+
 def data_of(frames: list[Frame], stream: int | None = None) -> int:
     """Bytes of payload, of one stream or of all."""
     return sum(len(f.payload) for f in frames if f.kind == DATA and stream in (None, f.stream))
@@ -274,6 +281,7 @@ def test_a_queued_small_message_overtakes_large_ones() -> None:
 
 def test_a_large_message_leaves_the_last_part_of_the_window_to_small_ones() -> None:
     side = answering(None, 2, (4, BIG))
+    returned(side)
     side.server.send_data(side.streams[0], b"x" * 100_000, True)
     assert data_of(side.written()) == 65_535 - 65_535 // 8
     assert not side.server.wants_write
@@ -284,6 +292,7 @@ def test_a_large_message_leaves_the_last_part_of_the_window_to_small_ones() -> N
 def test_a_large_message_that_only_the_reserve_holds_up_gets_it_after_a_while() -> None:
     """A peer that returns nothing before its whole window is used up would be waited for for ever."""
     side = answering(None, 1, (4, BIG))
+    returned(side)
     side.server.send_data(side.streams[0], b"x" * 100_000, True)
     assert data_of(side.written()) == 65_535 - 65_535 // 8
     pong = frame(PING, ACK, 0, b"12345678")
@@ -297,9 +306,48 @@ def test_a_large_message_that_only_the_reserve_holds_up_gets_it_after_a_while() 
     assert data_of(side.feed(number(WINDOW, 0, 65_535))) == 100_000 - 65_535
 
 
+def test_a_peer_that_returns_its_window_late_is_not_waited_for() -> None:
+    """nghttp2 with a connection's window of 4095 returns 2 KiB whenever it has had as much, once the first 61,440 bytes
+    are gone: always less than the reserve would be.
+    """
+    side = answering(None, 2, (4, BIG))
+    first, second = side.streams
+    side.server.send_data(first, b"x" * 100_000, True)
+    sent = data_of(side.written())
+    assert sent == 65_535
+    while sent < 100_000:
+        more = data_of(side.feed(number(WINDOW, 0, 2048)))
+        assert more, "it has never to wait"
+        sent += more
+    side.server.send_data(second, b"y" * 100_000, True)
+    assert data_of(side.written()) == 65_535 + 17 * 2048 - 100_000
+    assert data_of(side.feed(number(WINDOW, 0, 2048))) == 2048
+    # Small ones have their part as soon as there is much room.
+    assert data_of(side.feed(number(WINDOW, 0, 65_535 // 8 * 2))) == 65_535 // 8
+    assert not side.server.wants_write
+
+
+def test_a_wait_for_the_reserve_that_a_reset_ended_does_not_count_for_the_next() -> None:
+    side = answering(None, 2, (4, BIG))
+    returned(side)
+    first, second = side.streams
+    side.server.send_data(first, b"x" * 100_000, True)
+    side.written()
+    pong = frame(PING, ACK, 0, b"12345678")
+    side.now_s = 1.0
+    assert side.feed(pong) == []
+    side.now_s = 1.5
+    assert side.feed(number(RST, first.id, 8)) == []
+    side.server.send_data(second, b"y" * 100_000, True)
+    assert side.written() == []
+    side.now_s = 9.0
+    assert side.feed(pong) == []
+
+
 def test_a_large_message_gets_its_turn_however_many_small_ones_there_are() -> None:
     limits = Http2Limits(overtake_max_bytes=10_000)
     side = answering(limits, 2, (4, BIG))
+    returned(side)
     bulk, small = side.streams
     side.server.send_data(bulk, b"x" * 200_000, True)
     side.written()

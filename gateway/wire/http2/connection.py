@@ -89,7 +89,7 @@ class Http2Connection(ControlFrames):
                 self._run(data, start)
             if self._padding:
                 self._return_padding()
-            if self._bulk:
+            if self._bulk or self._held_since_s is not None:
                 self._check_held(now_s)
         except Http2Fault as fault:
             self._fail(fault)

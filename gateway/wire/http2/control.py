@@ -54,6 +54,8 @@ class ControlFrames(Endings):
             if window > self._window_out_peak:
                 self._window_out_peak = window
                 self._reserve = min(self._limits.reserve_bytes, window >> 3)
+            if self._reserve_given_up and window >= 2 * self._reserve:
+                self._reserve_given_up = False
             if not could_pump and self._can_pump():
                 self._notify()
             return

@@ -10,8 +10,12 @@ taken that much. So a small message never stands behind more than one burst.
 (`reserve_bytes`, at most an eighth of the largest window seen) to small ones: a peer that returns the connection's
 window only as its readers take the bytes could otherwise be blocked by one slow reader. An eighth, because a peer may
 well wait for half or three quarters of its window before it returns any. Nobody starves: when small ones have
-overtaken a waiting large one by `overtake_max_bytes` it gets one frame, out of the reserve too; and so it does when the
-reserve has held it up for `_HELD_MAX_S`, noticed at the next read (an answer to the driver's PING is enough).
+overtaken a waiting large one by `overtake_max_bytes` it gets one frame, out of the reserve too.
+
+There is no reserve before the peer has opened the window to twice as much, be it at its start or as it returns what was
+used: some peers return nothing before nearly all is used up (nghttp2 with a window below the default), and each large
+answer would wait for ever. A reserve that has held a large message up for `_HELD_MAX_S` all the same, noticed at the
+next read (an answer to the driver's PING is enough), is given up until then, too.
 
 A stream whose own window is used up stands in no line until the peer's WINDOW_UPDATE.
 """
@@ -60,6 +64,7 @@ class SendHalf:
         "_peer_frame_max",
         "_quick",
         "_reserve",
+        "_reserve_given_up",
         "_streams",
         "_table_update",
         "_wakes",
@@ -86,6 +91,7 @@ class SendHalf:
         self._frame_out_max = min(FRAME_BYTES_LEAST, limits.frame_out_max_bytes)
         self._direct_max = min(FRAME_BYTES_LEAST, limits.small_bytes)
         self._reserve = min(limits.reserve_bytes, WINDOW_DEFAULT >> 3)
+        self._reserve_given_up = True
         self._high_water = limits.high_water_bytes
         self._burst_bytes = limits.burst_bytes
         self._quick: OrderedDict[Stream, None] = OrderedDict()
@@ -140,19 +146,19 @@ class SendHalf:
 
     def _bulk_room(self) -> int:
         """How much of the connection's window a large message may have."""
-        if self._overtaken < self._limits.overtake_max_bytes:
+        if self._overtaken < self._limits.overtake_max_bytes and not self._reserve_given_up:
             return self._window_out - self._reserve
         return self._window_out
 
     def _check_held(self, now_s: float) -> None:
-        """A large message waits: if it is for the reserve alone, and for long, let it have one frame."""
-        if self._quick or not 0 < self._window_out <= self._reserve:
+        """If a large message waits for the reserve alone, and has for long, the reserve is given up."""
+        if not self._bulk or self._quick or not 0 < self._window_out <= self._reserve:
             self._held_since_s = None
         elif self._held_since_s is None:
             self._held_since_s = now_s
         elif now_s - self._held_since_s >= _HELD_MAX_S:
             self._held_since_s = None
-            self._overtaken = self._limits.overtake_max_bytes
+            self._reserve_given_up = True
             self._notify()
 
     # -------------------------------------------------------------- sending
