@@ -22,8 +22,13 @@ CONSTANT_BYTES_MAX = 4096
 MISSES_MAX = 16
 """So many messages of one size that look otherwise, and the layout is given up for that of the next one."""
 
+_PLAIN = 1e15
+"""Numbers nearer to zero than this are written alike by all encoders."""
+_dumps = orjson.dumps
+_encode = msgspec.json.Encoder().encode
+
 Unpack = Callable[..., tuple[Any, ...]]
-Numeric = tuple[msgspec.Raw, Unpack | None, int]
+Numeric = tuple[str, Unpack | None, int]
 """A tensor of numbers: what is always shown of it, what reads the numbers, and where they are."""
 
 
@@ -42,9 +47,7 @@ class Layout:
 
     __slots__ = ("_first", "_numeric", "_others", "_shown", "misses")
 
-    def __init__(
-        self, constants: Sequence[tuple[int, bytes]], shown: msgspec.Raw | None, numeric: Sequence[Numeric]
-    ) -> None:
+    def __init__(self, constants: Sequence[tuple[int, bytes]], shown: str | None, numeric: Sequence[Numeric]) -> None:
         """`constants` are the pieces outside of the elements, the first one at 0. `shown` is what is shown of all
         tensors; None: it depends on the numbers of `numeric`.
         """
@@ -66,9 +69,10 @@ class Layout:
     def tensors(self, message: bytes) -> msgspec.Raw | list[Summed | dict[str, Any]]:
         """What a record shows of the tensors of a message that fits."""
         if self._shown is not None:
-            return self._shown
+            return msgspec.Raw(self._shown.encode())
         shown: list[Summed | dict[str, Any]] = []
-        for head, unpack, at in self._numeric:
+        for named, unpack, at in self._numeric:
+            head = msgspec.Raw(named.encode())
             if unpack is None:
                 shown.append({"name": head})
                 continue
@@ -79,6 +83,24 @@ class Layout:
             else:
                 shown.append(Summed(head, numbers[:FIRST_VALUES], *found))
         return shown
+
+    def json(self, message: bytes) -> str:
+        """The same as finished JSON."""
+        shown = self._shown
+        if shown is not None:
+            return shown
+        parts: list[str] = []
+        for head, unpack, at in self._numeric:
+            if unpack is None:
+                parts.append(f'{{"name":{head}}}')
+                continue
+            numbers = unpack(message, at)
+            found = plain_figures(numbers)
+            if found is None or not -_PLAIN < found[0] <= found[1] < _PLAIN:
+                return _encode(self.tensors(message)).decode()
+            low, high, mean, first = _dumps((*found, numbers[:FIRST_VALUES])).decode().split(",", 3)
+            parts.append(f'{{"name":{head},"first":{first[:-1]},"min":{low[1:]},"max":{high},"mean":{mean}}}')
+        return f"[{','.join(parts)}]"
 
 
 class Layouts:
@@ -135,7 +157,7 @@ def _layout(message: bytes, tensors: Sequence[Tensor], count: int, summary: bool
         return None
     shown = None
     if not summary:
-        shown = msgspec.Raw(orjson.dumps([tensor.description.shown for tensor in tensors]))
+        shown = _dumps([tensor.description.shown for tensor in tensors]).decode()
     return Layout([constants[0], *(each for each in constants[1:] if each[1])], shown, numeric)
 
 
@@ -148,7 +170,6 @@ def _numeric(tensor: Tensor) -> Numeric | None:
     count = len(tensor.raw) // size
     if count > VALUES_MAX:
         return None
-    named = orjson.dumps({**tensor.description.shown, "count": count})
-    # Raw JSON may be more than its member's value: the members that follow it.
-    head = msgspec.Raw(named[len(b'{"name":') : -1])
+    # Finished JSON may be more than its member's value: the members that follow it.
+    head = _dumps({**tensor.description.shown, "count": count}).decode()[len('{"name":') : -1]
     return head, struct.Struct(f"<{count}{code}").unpack_from if count else None, tensor.start

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +23,7 @@ from typing import Any, Protocol
 
 from gateway.core.errors import GatewayError, Reason
 from gateway.observe.table import Reading
+from gateway.records.block import Block, Waiting, made_together, record_count
 from gateway.records.record import FIXED_BYTES, PredictionRecord
 from gateway.records.render import Renderer, dropped_line
 from gateway.records.store import RecordStore, failure_reason
@@ -35,10 +35,12 @@ _log = logging.getLogger("sluice.records")
 
 _BATCH_RECORDS = 512
 _BATCH_BYTES = 4 * 1024 * 1024
-_CHUNK_BYTES = 32 * 1024
+_CHUNK_BYTES = 128 * 1024
 _LINES_PER_BREATH = 64
-_QUICK_MAX = 64
-"""Lines made in one turn of the loop: half a millisecond."""
+_TOGETHER = 32
+"""Calls that ended, whose lines are made in one go. One by one, what making a line needs would have left the
+processor's caches by the time that the next call has ended.
+"""
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 5.0
 _DROP_LINE_EVERY_S = 1.0
@@ -91,9 +93,9 @@ class _Drops:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What a worker did with a batch: its first `records` are done with, `unrenderable` of them without a line."""
+    """What a worker did with a batch: the first `done` of it are done with, `unrenderable` records without a line."""
 
-    records: int
+    done: int
     unrenderable: int
     told: bool
     error: OSError | None
@@ -123,14 +125,16 @@ class RecordLog:
         self._quick = self._renderer.twin()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fresh: list[PredictionRecord] = []
+        """The newest ones, behind those of `_queue`."""
         self._records_max = limits.queue_records_max
         self._bytes_max = limits.queue_bytes_max
         self._thin_above = limits.queue_bytes_max * 3 // 4
         self._body_max = limits.queue_bytes_max // 8
-        # Half of the interval to gather in, half to render and write in.
-        self._gather_s = limits.flush_interval_ms / 2000
+        # Three quarters of the interval to gather in, the rest to render and write in.
+        self._gather_s = limits.flush_interval_ms * 0.00075
         self._fsync_s = limits.fsync_interval_ms / 1000
-        self._queue: deque[PredictionRecord] = deque()
+        self._queue: deque[Waiting] = deque()
+        self._waiting = 0
         self._bytes = 0
         self._reserved = 0
         self._wake = asyncio.Event()
@@ -155,7 +159,7 @@ class RecordLog:
         self._offered += 1
         if self._closed:
             return self._drop("closed")
-        if len(self._queue) + self._reserved >= self._records_max:
+        if self._waiting + self._reserved >= self._records_max:
             return self._drop("queue_records")
         if record.size_bytes > FIXED_BYTES:
             self._thin(record)
@@ -167,7 +171,7 @@ class RecordLog:
         """Claim room for one record. Raises `GatewayError` (RECORD_FULL) if there is none."""
         if (
             self._closed
-            or len(self._queue) + self._reserved >= self._records_max
+            or self._waiting + self._reserved >= self._records_max
             or self._bytes + FIXED_BYTES > self._bytes_max
         ):
             raise GatewayError(
@@ -204,36 +208,31 @@ class RecordLog:
         if record.omitted:
             self._thinned[record.omitted] = self._thinned.get(record.omitted, 0) + 1
         self._bytes += record.size_bytes
-        self._queue.append(record)
-        fresh = self._fresh
-        if not fresh:
-            if not self._wake.is_set():
-                self._wake.set()
-            if self._loop is None:
-                record.keep()  # the writer has not started
-                return True
-            self._loop.call_soon(self._render_fresh)
+        self._waiting += 1
+        loop, fresh = self._loop, self._fresh
+        if loop is None:
+            # The writer has not started.
+            record.keep()
+            self._queue.append(record)
+            self._wake.set()
+            return True
         fresh.append(record)
+        if len(fresh) == 1:
+            self._wake.set()
+        elif len(fresh) == _TOGETHER:
+            loop.call_soon(self._render_fresh)
         return True
 
     def _render_fresh(self) -> None:
-        """Make the lines of the last turn's records, as far as that takes microseconds. What they are made from is
-        still in the processor's caches; in a worker, on another core, it takes three times as long, and no other Python
-        runs meanwhile there either. Everything else is left to the worker.
+        """Make the lines of the newest records, as far as that takes microseconds: here, because in a worker no other
+        Python runs meanwhile either, and each hand-over costs more than a line. Everything else is left to the worker.
         """
         fresh, self._fresh = self._fresh, []
-        for number, record in enumerate(fresh):
-            line = b""
-            if number < _QUICK_MAX:
-                try:
-                    line = self._quick.quick(record)
-                except Exception:
-                    # The worker tries again, and says in the record what it could not show.
-                    _log.exception("a prediction record could not be rendered at once (request %s)", _id(record))
-            if line:
-                self._bytes -= record.rendered(line)
-            else:
-                record.keep()
+        for record in fresh:
+            self._bytes -= record.size_bytes
+        for item in made_together(fresh, self._quick.quick):
+            self._bytes += item.size_bytes
+            self._queue.append(item)
 
     def _drop(self, reason: str, count: int = 1) -> bool:
         self._dropped[reason] = self._dropped.get(reason, 0) + count
@@ -268,16 +267,17 @@ class RecordLog:
                 if self._fsync_s:
                     await self._sync()
         except TimeoutError:
-            _log.error("%d prediction records could not be written before the end", len(self._queue))
+            _log.error("%d prediction records could not be written before the end", self._waiting)
         except Exception:
-            _log.exception("%d prediction records could not be written", len(self._queue))
+            _log.exception("%d prediction records could not be written", self._waiting)
         if self._writing is not None:
             self._writing.cancel()
             self._writing = None
-        if self._queue:
-            self._drop("unwritten", len(self._queue))
+        if self._waiting:
+            self._drop("unwritten", self._waiting)
+            self._waiting = 0
             self._queue.clear()
-        self._fresh.clear()
+            self._fresh.clear()
         self._bytes = self._reserved * FIXED_BYTES
         try:
             async with asyncio.timeout(1.0):
@@ -290,7 +290,7 @@ class RecordLog:
         return statistics
 
     async def _flush_all(self) -> None:
-        while self._queue or self._drops:
+        while self._waiting or self._drops:
             if not await self._flush_once(closing=True):
                 await asyncio.sleep(self._pause_s)
 
@@ -302,13 +302,13 @@ class RecordLog:
             # for every few records costs more than making and writing them.
             while await self._flush_once() and self._fills_a_batch():
                 pass
-            if not (self._queue or self._drops):
+            if not (self._waiting or self._drops):
                 self._wake.clear()
 
     def _fills_a_batch(self) -> bool:
         """Whether what waits need not be gathered any longer. Room that is only reserved is nothing to write."""
         waiting_bytes = self._bytes - self._reserved * FIXED_BYTES
-        return len(self._queue) >= _BATCH_RECORDS or waiting_bytes >= _BATCH_BYTES
+        return self._waiting >= _BATCH_RECORDS or waiting_bytes >= _BATCH_BYTES
 
     async def _flush_once(self, *, closing: bool = False) -> bool:
         """Write one batch. Whether it went well; if not, `_pause_s` is to be waited."""
@@ -332,49 +332,55 @@ class RecordLog:
             drops = _Drops(self._drops.since_wall_s, dict(self._drops.reasons))
         work = functools.partial(self._write_batch, batch, drops, self._clock.wall_s())
         result = await self._workers.run(work)
-        for _ in range(result.records):
-            self._bytes -= self._queue.popleft().size_bytes
-        self._written += result.records - result.unrenderable
+        records = 0
+        for _ in range(result.done):
+            item = self._queue.popleft()
+            self._bytes -= item.size_bytes
+            records += record_count(item)
+        self._waiting -= records
+        self._written += records - result.unrenderable
         if drops is not None and result.told:
             self._told(drops)
             self._drop_line_s = now_s
         if result.unrenderable:
             self._drop("render", result.unrenderable)
-        if result.records or result.told:
+        if result.done or result.told:
             self._dirty.set()
         if result.error is None:
             self._pause_s = 0.0
             if self._failing:
                 self._failing = False
-                _log.warning("prediction records are written again; %d wait", len(self._queue))
+                _log.warning("prediction records are written again; %d wait", self._waiting)
             return True
         self._failed(failure_reason(result.error), result.error)
-        if result.records:
+        if result.done:
             self._pause_s = _BACKOFF_FIRST_S
         else:
             self._pause_s = min(2 * self._pause_s, _BACKOFF_MAX_S) or _BACKOFF_FIRST_S
         return False
 
-    def _batch(self) -> list[PredictionRecord]:
-        batch: list[PredictionRecord] = []
-        size = 0
-        for record in itertools.islice(self._queue, _BATCH_RECORDS):
-            size += record.size_bytes
-            if batch and size > _BATCH_BYTES:
+    def _batch(self) -> list[Waiting]:
+        batch: list[Waiting] = []
+        size = records = 0
+        for item in self._queue:
+            size += item.size_bytes
+            records += record_count(item)
+            if batch and (size > _BATCH_BYTES or records > _BATCH_RECORDS):
                 break
-            batch.append(record)
+            batch.append(item)
         return batch
 
-    def _write_batch(self, batch: list[PredictionRecord], drops: _Drops | None, wall_s: float) -> _Written:
+    def _write_batch(self, batch: list[Waiting], drops: _Drops | None, wall_s: float) -> _Written:
         """In a worker: render and append, a chunk at a time."""
         done = unrenderable = unrenderable_in_chunk = rendered = 0
         lines: list[bytes] = []
         size = 0
         try:
-            for number, record in enumerate(batch, 1):
-                line = record.line
-                if not line:
-                    line = self._line(record)
+            for number, item in enumerate(batch, 1):
+                if isinstance(item, Block):
+                    line = item.lines
+                else:
+                    line = self._line(item)
                     rendered += 1
                     if self._breathe is not None and rendered % _LINES_PER_BREATH == 0:
                         self._breathe()
@@ -405,13 +411,13 @@ class RecordLog:
         try:
             return self._renderer.line(record)
         except Exception:
-            _log.exception("a prediction record's tensors could not be rendered (request %s)", _id(record))
+            _log.exception("a prediction record's tensors could not be rendered (request %s)", record.request_id)
         try:
             record.message = record.reply = None
             record.omitted = "render_failed"
             return self._renderer.line(record)
         except Exception:
-            _log.exception("a prediction record could not be rendered (request %s)", _id(record))
+            _log.exception("a prediction record could not be rendered (request %s)", record.request_id)
         return b""
 
     def _told(self, told: _Drops) -> None:
@@ -448,7 +454,8 @@ class RecordLog:
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         """Counts since the start. `oldest_age_s` is how long the oldest waiting record's call has been over."""
-        waiting = len(self._queue)
+        waiting = self._waiting
+        oldest = self._queue[0] if self._queue else self._fresh[0] if self._fresh else None
         dropped = sum(self._dropped.values())
         return {
             "offered": self._offered,
@@ -459,7 +466,7 @@ class RecordLog:
             "queued": waiting,
             "queued_bytes": self._bytes,
             "reserved": self._reserved,
-            "oldest_age_s": max(0.0, now_s - self._queue[0].ended_s) if waiting else 0.0,
+            "oldest_age_s": 0.0 if oldest is None else max(0.0, now_s - oldest.ended_s),
             "failing": self._failing,
             "balanced": self._written + dropped + waiting == self._offered,
         }
@@ -479,7 +486,3 @@ class RecordLog:
         ):
             for reason, count in now[key].items():
                 yield name, (reason,), count
-
-
-def _id(record: PredictionRecord) -> str:
-    return "" if record.call is None else record.call.request_id

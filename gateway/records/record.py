@@ -1,18 +1,18 @@
 """PredictionRecord: what is kept of a finished call until its line is made.
 
 Made on the request path, so it only takes references; digests, tensor views and JSON are made afterwards (`render.py`),
-mostly in the same turn of the event loop. A record that has to wait longer refers to neither the call nor the error: a
-call holds its headers and an error its traceback, and either would keep far more memory alive than `size_bytes` admits
-to.
+many at a time. It refers to neither the call nor the error: a call holds what its connection gave it and an error its
+traceback, and either would keep far more memory alive than `size_bytes` admits to.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from gateway.core.call import Call
+from gateway.core.call import Call, Metadata
 from gateway.core.codes import Code
 from gateway.core.errors import GatewayError
+from gateway.core.header_names import TRACEPARENT
 from gateway.core.outcome import Outcome
 from gateway.observe.ending import ending
 
@@ -24,71 +24,42 @@ FIXED_BYTES = 2048
 TEXT_MAX = 512
 """Characters kept of any text that a caller or a replica chose."""
 
+_TRACEPARENT_MAX = 55
 _OK, _OK_CODE = Outcome.OK, Code.OK
 
 
-class Kept:
-    """What of a call its record needs, under the call's own names."""
-
-    __slots__ = (
-        "arrived_s",
-        "arrived_wall_s",
-        "body_id",
-        "deadline_s",
-        "identity",
-        "model",
-        "protocol",
-        "request_id",
-        "sequence",
-        "stream_position",
-        "timeout_s",
-        "trace_id",
-        "trail",
-        "version",
-    )
-
-    def __init__(self, call: Call) -> None:
-        self.arrived_s = call.arrived_s
-        self.arrived_wall_s = call.arrived_wall_s
-        self.body_id = call.body_id[:TEXT_MAX]
-        self.deadline_s = call.deadline_s
-        self.identity = call.identity
-        self.model = call.model[:TEXT_MAX]
-        self.protocol = call.protocol
-        self.request_id = call.request_id[:TEXT_MAX]
-        self.sequence = call.sequence
-        self.stream_position = call.stream_position
-        self.timeout_s = call.timeout_s
-        self.trace_id = call.trace_id
-        self.trail = call.trail
-        self.version = call.version[:TEXT_MAX]
-        for attempt in self.trail.attempts:
-            if len(attempt.text) > TEXT_MAX:
-                attempt.text = attempt.text[:TEXT_MAX]
-
-
 class PredictionRecord:
-    """One finished call. Bodies are referred to, not copied; `thin` and `rendered` let go of them, `keep` and
-    `rendered` of the call.
-    """
+    """One finished call. Bodies are referred to, not copied; `thin` lets go of them."""
 
     __slots__ = (
         "answered",
-        "call",
+        "arrived_s",
+        "arrived_wall_s",
+        "body_id",
         "code",
+        "deadline_s",
         "ended_s",
+        "identity",
         "impact",
         "input_bytes",
-        "line",
         "message",
+        "metadata",
+        "model",
         "omitted",
         "outcome",
         "output_bytes",
+        "protocol",
         "reason",
         "reply",
+        "request_id",
+        "sequence",
         "size_bytes",
+        "stream_position",
         "tensors",
         "text",
+        "timeout_s",
+        "trail",
+        "version",
     )
 
     def __init__(
@@ -105,8 +76,21 @@ class PredictionRecord:
         """`reply` is the answer's message, None if there was none. `ended_s` is monotonic seconds. `impact` is what
         users feel, in the policy's words, where this was not the first rung's answer.
         """
-        self.call: Call | Kept | None = call
-        """None once its line is made."""
+        self.arrived_s = call.arrived_s
+        self.arrived_wall_s = call.arrived_wall_s
+        # Texts out of the body may be as long as the body.
+        self.body_id = call.body_id[:TEXT_MAX]
+        self.deadline_s = call.deadline_s
+        self.identity = call.identity
+        self.metadata = call.metadata
+        self.model = call.model[:TEXT_MAX]
+        self.protocol = call.protocol
+        self.request_id = call.request_id
+        self.sequence = call.sequence
+        self.stream_position = call.stream_position
+        self.timeout_s = call.timeout_s
+        self.trail = call.trail
+        self.version = call.version[:TEXT_MAX]
         self.outcome = outcome
         self.ended_s = ended_s
         if error is None and outcome is _OK:
@@ -116,23 +100,27 @@ class PredictionRecord:
             self.text = "" if error is None else error.message[:TEXT_MAX]
         self.tensors = tensors
         self.impact = impact
-        self.message = message = call.message
-        self.reply = reply
+        message = call.message
         self.answered = reply is not None
-        self.input_bytes = 0 if message is None else len(message)
-        self.output_bytes = 0 if reply is None else len(reply)
+        self.input_bytes = taken = 0 if message is None else len(message)
+        self.output_bytes = given = 0 if reply is None else len(reply)
         self.omitted = ""
-        self.line = b""
         if tensors == "none":
-            self.message = self.reply = None
+            self.message: bytes | None = None
+            self.reply: bytes | None = None
             self.size_bytes = FIXED_BYTES
         else:
-            self.size_bytes = FIXED_BYTES + self.input_bytes + self.output_bytes
+            self.message = message
+            self.reply = reply
+            self.size_bytes = FIXED_BYTES + taken + given
 
     def keep(self) -> None:
-        """The record has to wait: let go of the call but for what the line needs."""
-        if isinstance(self.call, Call):
-            self.call = Kept(self.call)
+        """The record has to wait: let go of all that its line does not show."""
+        self.request_id = self.request_id[:TEXT_MAX]
+        self.metadata = tuple((name, value[:_TRACEPARENT_MAX]) for name, value in self.metadata if name == TRACEPARENT)
+        for attempt in self.trail.attempts:
+            if len(attempt.text) > TEXT_MAX:
+                attempt.text = attempt.text[:TEXT_MAX]
 
     def thin(self, why: str) -> None:
         """Let go of the bodies. The record says `why` in their place."""
@@ -141,9 +129,10 @@ class PredictionRecord:
             self.omitted = why
             self.size_bytes = FIXED_BYTES
 
-    def rendered(self, line: bytes) -> int:
-        """This is its line; nothing else of it is needed any more. Returns by how many bytes it is smaller now."""
-        self.line = line
-        self.call = self.message = self.reply = None
-        before, self.size_bytes = self.size_bytes, max(FIXED_BYTES, len(line))
-        return before - self.size_bytes
+
+def trace_id(metadata: Metadata) -> str:
+    """The 32 hex digits of `traceparent` in there, or ""."""
+    for name, value in metadata:
+        if name == TRACEPARENT:
+            return value[3:35] if len(value) >= 35 else ""
+    return ""

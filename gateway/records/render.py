@@ -17,12 +17,13 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
+import orjson
 
-from gateway.core.call import Attempt, Call, SequenceStep, Trail
+from gateway.core.call import Attempt, SequenceStep, Trail
 from gateway.core.codes import Code
 from gateway.observe.stages import STAGES, stage_seconds
 from gateway.records.layout import Layout, Layouts
-from gateway.records.record import TEXT_MAX, Kept, PredictionRecord
+from gateway.records.record import TEXT_MAX, PredictionRecord, trace_id
 from gateway.records.tensors import (
     ANSWER_RAW,
     REQUEST_RAW,
@@ -49,8 +50,12 @@ _INFINITY = float("inf")
 _MEMO_MAX = 1024
 _ROUND = 1.5 * 2.0**52
 """A number of microseconds plus this, minus this, is whole: half of the price of `round` or `int`."""
+_PLAIN_S = 1e9
+"""Times below this are written alike by all encoders."""
+_NULL, _NO_TEXT = "null", '""'
 _THREE_DIGITS = tuple(f"{number:03d}" for number in range(1000))
 
+_dumps = orjson.dumps
 _encode = msgspec.json.Encoder().encode
 
 K = TypeVar("K")
@@ -116,8 +121,8 @@ class Renderer:
         self._tensors = TensorReader()
         self._requests = Layouts(REQUEST_RAW, summary=False)
         self._answers = Layouts(ANSWER_RAW, summary=True)
-        self._common: dict[tuple[object, ...], msgspec.Raw] = {}
-        self._tried: dict[tuple[str, str], msgspec.Raw] = {}
+        self._common: dict[tuple[object, ...], str] = {}
+        self._tried: dict[tuple[str, str], str] = {}
         self._second_s = float("-inf")
         self._second = ""
 
@@ -128,33 +133,103 @@ class Renderer:
         return twin
 
     def quick(self, record: PredictionRecord) -> bytes:
-        """The line of a record that takes microseconds: small, and with bodies like those before. b"" for any other."""
+        """The line of a record that takes microseconds: small, and with bodies like those before. b"" for any other.
+
+        It is what `line` makes, for less: the names of the fields stand there as they are written, and what has to be
+        formatted is so in one go.
+        """
         if record.tensors == "full" or record.input_bytes + record.output_bytes > QUICK_BYTES_MAX:
             return b""
-        call, message, reply = record.call, record.message, record.reply
-        assert call is not None
-        model = call.model
+        message, reply = record.message, record.reply
         taken = given = None
         if message is not None:
-            taken = self._requests.find(model, message)
+            taken = self._requests.find(record.model, message)
             if taken is None:
                 return b""
         if reply is not None:
-            given = self._answers.find(model, reply)
+            given = self._answers.find(record.model, reply)
             if given is None:
                 return b""
-        line = self._fields(record, call)
-        line.input = _like_before(message, taken, record.input_bytes, record.omitted)
-        line.output = _like_before(reply, given, record.output_bytes, record.omitted)
+        try:
+            return self._assembled(record, taken, given)
+        except orjson.JSONEncodeError:
+            # A text that is not UTF-8.
+            return self.line(record)
+
+    def _assembled(self, record: PredictionRecord, taken: Layout | None, given: Layout | None) -> bytes:
+        trail = record.trail
+        arrived_s, ended_s = record.arrived_s, record.ended_s
+        received_s, routed_s, admitted_s = trail.received_s, trail.routed_s, trail.admitted_s
+        answered_s, attempts, deadline_s = trail.answered_s, trail.attempts, record.deadline_s
+        timeout_s, sequence = record.timeout_s, record.sequence
+        if not (
+            0.0 < arrived_s <= received_s <= routed_s <= admitted_s <= answered_s <= ended_s < deadline_s
+            and len(attempts) == 1
+            and deadline_s - arrived_s < _PLAIN_S
+            and (timeout_s is None or 0.0 <= timeout_s < _PLAIN_S)
+            and not record.text
+        ):
+            return self._carefully(record, taken, given)
+        attempt = attempts[0]
+        outcome, started_s = attempt.outcome, attempt.started_s
+        if outcome is None or attempt.text or not arrived_s <= started_s <= attempt.ended_s <= ended_s:
+            return self._carefully(record, taken, given)
+        (
+            deadline, duration, receive, route, queue, upstream, write, ready, ahead, in_flight, limit, start, lasted,
+            position, responses, input_bytes, output_bytes, timeout, ids,
+        ) = (
+            _dumps(
+                (
+                    ((deadline_s - arrived_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
+                    ((ended_s - arrived_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
+                    ((received_s - arrived_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
+                    ((routed_s - received_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
+                    ((admitted_s - routed_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
+                    ((answered_s - admitted_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
+                    ((ended_s - answered_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
+                    trail.replicas_ready,
+                    trail.queued_ahead,
+                    trail.in_flight_at_admit,
+                    trail.limit_at_admit,
+                    ((started_s - arrived_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
+                    ((attempt.ended_s - started_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
+                    record.stream_position,
+                    trail.responses,
+                    record.input_bytes,
+                    record.output_bytes,
+                    None if timeout_s is None else (timeout_s * 1e6 + _ROUND - _ROUND) / 1000.0,
+                    {"request_id": record.request_id[:TEXT_MAX], "trace_id": trace_id(record.metadata)},
+                )
+            )
+            .decode()
+            .split(",", 18)
+        )  # fmt: skip
+        body_id = record.body_id
+        return (
+            f'{{"schema":1,"time":"{self._time(record.arrived_wall_s)}",{ids[1:-2]},"protocol":'
+            f'{self._who_and_where(record, trail)},"message":"","outcome":"{record.outcome._value_}",'
+            f'"timeout_asked_ms":{timeout},"deadline_ms":{deadline[1:]},"duration_ms":{duration},"stages_ms":{{"receive":'
+            f'{receive},"route":{route},"queue":{queue},"upstream":{upstream},"write":{write}}},"replicas_ready":'
+            f'{ready},"queued_ahead":{ahead},"in_flight_at_admit":{in_flight},"limit_at_admit":{limit},'
+            f'"attempt_count":1,"attempts":[{{"replica":{self._head(attempt)},"start_ms":{start},"duration_ms":{lasted},"outcome":'
+            f'"{outcome._value_}"}}],"body_id":{_dumps(body_id).decode() if body_id else _NO_TEXT},"stream_message":'
+            f'{position},"responses":{responses},"sequence":'
+            f'{_NULL if sequence is None else encode(_sequence(sequence))[:-1].decode()},"input":'
+            f'{_side_of(record.message, taken, input_bytes, record.omitted)},"output":'
+            f"{_side_of(record.reply, given, output_bytes, record.omitted)}}}\n"
+        ).encode()
+
+    def _carefully(self, record: PredictionRecord, taken: Layout | None, given: Layout | None) -> bytes:
+        line = self._fields(record)
+        line.input = _like_before(record.message, taken, record.input_bytes, record.omitted)
+        line.output = _like_before(record.reply, given, record.output_bytes, record.omitted)
         return encode(line)
 
     def line(self, record: PredictionRecord) -> bytes:
         """The record's line, with its line break. Never raises for what a caller or a replica sent."""
-        call = record.call
-        assert call is not None
-        line = self._fields(record, call)
-        line.input = self._body(record, call.model, record.message, record.input_bytes, self._requests)
-        line.output = self._body(record, call.model, record.reply, record.output_bytes, self._answers)
+        line = self._fields(record)
+        line.input = self._body(record, record.model, record.message, record.input_bytes, self._requests)
+        line.output = self._body(record, record.model, record.reply, record.output_bytes, self._answers)
         made = encode(line)
         if len(made) > LINE_BYTES_MAX:
             line.input = {"bytes": record.input_bytes, "omitted": "line_too_long"}
@@ -162,17 +237,17 @@ class Renderer:
             made = encode(line)
         return made
 
-    def _fields(self, record: PredictionRecord, call: Call | Kept) -> _Line:
-        trail = call.trail
+    def _fields(self, record: PredictionRecord) -> _Line:
+        trail = record.trail
         attempts = trail.attempts
-        arrived_s, ended_s = call.arrived_s, record.ended_s
-        timeout_s, deadline_s, sequence = call.timeout_s, call.deadline_s, call.sequence
+        arrived_s, ended_s = record.arrived_s, record.ended_s
+        timeout_s, deadline_s, sequence = record.timeout_s, record.deadline_s, record.sequence
         return _Line(
             SCHEMA,
-            self._time(call.arrived_wall_s),
-            call.request_id[:TEXT_MAX],
-            call.trace_id,
-            self._who_and_where(record, call, trail),
+            self._time(record.arrived_wall_s),
+            record.request_id[:TEXT_MAX],
+            trace_id(record.metadata),
+            msgspec.Raw(self._who_and_where(record, trail).encode()),
             record.text,
             record.outcome._value_,  # `value` is a property that is written in Python
             None if timeout_s is None else (timeout_s * 1e6 + _ROUND - _ROUND) / 1000.0,
@@ -185,19 +260,19 @@ class Renderer:
             trail.limit_at_admit,
             len(attempts),
             [self._attempt(each, arrived_s, ended_s) for each in attempts[:ATTEMPTS_MAX]] if attempts else attempts,
-            call.body_id[:TEXT_MAX],
-            call.stream_position,
+            record.body_id,
+            record.stream_position,
             trail.responses,
             None if sequence is None else _sequence(sequence),
         )
 
-    def _who_and_where(self, record: PredictionRecord, call: Call | Kept, trail: Trail) -> msgspec.Raw:
+    def _who_and_where(self, record: PredictionRecord, trail: Trail) -> str:
         """`protocol` and the fields behind it up to `reason`: the same in nearly all calls of a model."""
         key = (
-            call.protocol,
-            call.identity.tenant,
-            call.model,
-            call.version,
+            record.protocol,
+            record.identity.tenant,
+            record.model,
+            record.version,
             record.answered,
             trail.version_served,
             trail.version_routed,
@@ -212,12 +287,12 @@ class Renderer:
         )
         found = self._common.get(key)
         if found is None:
-            model = call.model[:TEXT_MAX]
+            model = record.model
             shown = {
-                "protocol": call.protocol,
-                "tenant": call.identity.tenant,
+                "protocol": record.protocol,
+                "tenant": record.identity.tenant,
                 "model": model,
-                "version_asked": call.version[:TEXT_MAX],
+                "version_asked": record.version,
                 "model_served": model if record.answered else "",
                 "version": trail.version_served[:TEXT_MAX],
                 "version_routed": trail.version_routed,
@@ -235,11 +310,16 @@ class Renderer:
             found = _spliced(self._common, key, shown)
         return found
 
-    def _attempt(self, attempt: Attempt, arrived_s: float, ended_s: float) -> _Attempt | dict[str, Any]:
+    def _head(self, attempt: Attempt) -> str:
+        """An attempt's `replica` and `kind`."""
         key = (attempt.replica, attempt.kind)
-        head = self._tried.get(key)
-        if head is None:
-            head = _spliced(self._tried, key, {"replica": attempt.replica, "kind": attempt.kind})
+        found = self._tried.get(key)
+        if found is None:
+            found = _spliced(self._tried, key, {"replica": attempt.replica, "kind": attempt.kind})
+        return found
+
+    def _attempt(self, attempt: Attempt, arrived_s: float, ended_s: float) -> _Attempt | dict[str, Any]:
+        head = msgspec.Raw(self._head(attempt).encode())
         started_s, outcome = attempt.started_s, attempt.outcome
         start_ms = ((started_s - arrived_s) * 1e6 + _ROUND - _ROUND) / 1000.0
         duration_ms = (((attempt.ended_s or ended_s) - started_s) * 1e6 + _ROUND - _ROUND) / 1000.0
@@ -299,18 +379,27 @@ def _like_before(message: bytes | None, layout: Layout | None, size: int, omitte
     return {"bytes": size, "omitted": omitted} if omitted else {"bytes": size}
 
 
+def _side_of(message: bytes | None, layout: Layout | None, size: str, omitted: str) -> str:
+    """The same as finished JSON."""
+    if message is not None and layout is not None:
+        digest = _EMPTY_DIGEST.copy()
+        digest.update(message)
+        return f'{{"bytes":{size},"digest":"{digest.hexdigest()}","tensors":{layout.json(message)}}}'
+    return f'{{"bytes":{size},"omitted":"{omitted}"}}' if omitted else f'{{"bytes":{size}}}'
+
+
 def _digest(message: bytes) -> str:
     digest = _EMPTY_DIGEST.copy()  # half the price of a new one
     digest.update(message)
     return digest.hexdigest()
 
 
-def _spliced(memo: dict[K, msgspec.Raw], key: K, shown: dict[str, Any]) -> msgspec.Raw:
+def _spliced(memo: dict[K, str], key: K, shown: dict[str, Any]) -> str:
     """The value of the first of these members, with the others behind it."""
     if len(memo) >= _MEMO_MAX:
         memo.clear()
     first = next(iter(shown))
-    found = memo[key] = msgspec.Raw(encode(shown)[len(first) + 4 : -2])
+    found = memo[key] = encode(shown)[len(first) + 4 : -2].decode()
     return found
 
 

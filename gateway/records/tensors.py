@@ -221,7 +221,13 @@ def with_summary(tensor: Tensor) -> dict[str, Any]:
 
 def plain_figures(numbers: Sequence[int | float]) -> tuple[int | float, int | float, float] | None:
     """(smallest, largest, mean) of several numbers, if all are finite and none is enormous, as is usual."""
-    if len(numbers) < 2 or not math.isfinite(sum(numbers)):
+    if len(numbers) < 2:
+        return None
+    try:
+        total = math.fsum(numbers)
+    except (OverflowError, ValueError):  # enormous ones, or both infinities
+        return None
+    if not math.isfinite(total):
         return None
     if len(numbers) <= _SORTED_MAX:
         ordered = sorted(numbers)
@@ -230,7 +236,7 @@ def plain_figures(numbers: Sequence[int | float]) -> tuple[int | float, int | fl
         low, high = min(numbers), max(numbers)
     if low < -_SUMMABLE or high > _SUMMABLE:
         return None
-    return low, high, math.fsum(numbers) / len(numbers)
+    return low, high, total / len(numbers)
 
 
 def figures(numbers: Sequence[int | float | bool]) -> dict[str, Any]:

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import math
 import struct
+import sys
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.call import Attempt, Call
+from gateway.core.call import Attempt, Call, SequenceStep
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.policy.schema import RecordsPolicy
+from gateway.records.block import Block
 from gateway.records.layout import CONSTANT_BYTES_MAX, ENTRIES_MAX, MISSES_MAX
-from gateway.records.log import RecordLog
+from gateway.records.log import _TOGETHER, RecordLog
 from gateway.records.memory_store import MemoryStore
-from gateway.records.record import FIXED_BYTES, Kept, PredictionRecord, Tensors
-from gateway.records.render import QUICK_BYTES_MAX, Renderer
+from gateway.records.record import FIXED_BYTES, PredictionRecord, Tensors
+from gateway.records.render import QUICK_BYTES_MAX, Renderer, utc
 from gateway.runtime.clock import SystemClock
 from gateway.runtime.supervisor import Supervisor
 from gateway.runtime.workers import InlineWorkers
-from tests.unit.records_support import ANSWER, REQUEST, answer, floats, record, request, served_call
+from gateway.wire.kserve import protobuf as pb
+from tests.unit.records_support import ANSWER, REQUEST, answer, floats, no_space, record, request, served_call
 
 SHAPES = {"FP32": "f", "FP64": "d", "INT32": "i", "INT64": "q", "UINT8": "B", "BOOL": "?", "FP16": "e"}
 
@@ -217,49 +222,260 @@ def test_a_thinned_record_says_so_in_a_quick_line() -> None:
     assert shown(learned(record()).quick(thin))["input"] == {"bytes": len(REQUEST), "omitted": "no_room"}
 
 
+SIDES = st.lists(st.tuples(st.sampled_from(sorted(SHAPES)), st.integers(0, 12)), max_size=3)
+TEXTS = st.one_of(
+    st.sampled_from(["", "id-1", 'a,"b\\\x1f\x7f', "\u2028\U0001f600", "\udc80", "x" * 600]), st.text(max_size=20)
+)
+SECONDS = st.one_of(st.floats(0.0, 1e-3), st.floats(0.0, 100.0), st.sampled_from([0.0, 1e-6, 5e-7, 1234.5678]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), ins=SIDES, outs=SIDES)
+def test_a_quick_line_is_what_the_standard_library_says_of_the_call(data: st.DataObject, ins: Any, outs: Any) -> None:
+    """Byte for byte: the quick line, the careful one, and one that is made from the call by plain means."""
+
+    def body(which: Any, side: Any) -> bytes:
+        parts = []
+        for number, (datatype, count) in enumerate(side):
+            size = struct.calcsize(SHAPES[datatype])
+            raw = data.draw(st.binary(min_size=count * size, max_size=count * size))
+            parts.append((f"t{number}", datatype, (count,), raw))
+        return bytes(which(*parts))
+
+    renderer = learned(record(message=body(request, ins), reply=body(answer, outs)))
+    message, reply = body(request, ins), body(answer, outs)
+    call = served_call(message=message)
+    trail, attempt = call.trail, call.trail.attempts[0]
+    call.request_id, call.body_id, call.version = (data.draw(TEXTS) for _ in range(3))
+    call.metadata = data.draw(st.sampled_from([(), (("a", "b"),), *([call.metadata] * 3)]))
+    call.protocol = data.draw(st.sampled_from(["http", "grpc"]))
+    call.timeout_s = data.draw(st.one_of(st.none(), SECONDS, st.sampled_from([1e12, 1e20])))
+    call.arrived_s = data.draw(st.sampled_from([0.5, 100.0, 4e6]))
+    call.arrived_wall_s = 1.8e9 + data.draw(st.integers(0, 3_000_000)) / 1e6
+    trail.received_s = call.arrived_s + data.draw(SECONDS)
+    trail.routed_s = trail.received_s + data.draw(SECONDS)
+    trail.admitted_s = attempt.started_s = trail.routed_s + data.draw(SECONDS)
+    trail.answered_s = attempt.ended_s = trail.admitted_s + data.draw(SECONDS)
+    ended_s = trail.answered_s + data.draw(SECONDS)
+    call.deadline_s = ended_s + data.draw(st.sampled_from([-0.001, 0.5, 1e10, 1e22, math.inf]))
+    trail.replicas_ready, trail.queued_ahead, trail.in_flight_at_admit, trail.limit_at_admit = 3, 7, 2**40, 16
+    trail.responses = call.stream_position = data.draw(st.integers(0, 3))
+    call.sequence = data.draw(st.sampled_from([None, SequenceStep(7, True, False), SequenceStep("a,b", False, True)]))
+    each = PredictionRecord(call, Outcome.OK, None, reply, ended_s)
+    quick = renderer.quick(each)
+    assert quick == Renderer().line(each)
+    if "\udc80" not in call.request_id + call.body_id + call.version:
+        assert quick == plain_line(call, ended_s, sides(message, ins), sides(reply, outs, summary=True))
+
+
+def ms(seconds: float) -> float:
+    return (seconds * 1e6 + 1.5 * 2.0**52 - 1.5 * 2.0**52) / 1000.0
+
+
+def plain_line(call: Call, ended_s: float, taken: Any, given: Any) -> bytes:
+    """The line of an answered call with one attempt, by `json` alone."""
+    trail, attempt = call.trail, call.trail.attempts[0]
+    times = (call.arrived_s, trail.received_s, trail.routed_s, trail.admitted_s, trail.answered_s, ended_s)
+    names = ("receive", "route", "queue", "upstream", "write")
+    step = call.sequence
+    return plain_json(
+        {
+            "schema": 1,
+            "time": utc(call.arrived_wall_s),
+            "request_id": call.request_id[:512],
+            "trace_id": "ab" * 16 if ("traceparent",) in [pair[:1] for pair in call.metadata] else "",
+            "protocol": call.protocol,
+            "tenant": "anonymous",
+            "model": "fraud",
+            "version_asked": call.version[:512],
+            "model_served": "fraud",
+            "version": "2",
+            "version_routed": "2",
+            "routed_by": "newest",
+            "artifact_hash": "",
+            "policy_revision": "0123456789ab",
+            "pool": "default",
+            "rung": "full",
+            "rungs_left": [],
+            "impact": "",
+            "cache": "bypass",
+            "status": "OK",
+            "reason": "",
+            "message": "",
+            "outcome": "ok",
+            "timeout_asked_ms": None if call.timeout_s is None else ms(call.timeout_s),
+            "deadline_ms": None if math.isinf(call.deadline_s) else ms(call.deadline_s - call.arrived_s),
+            "duration_ms": ms(ended_s - call.arrived_s),
+            "stages_ms": {name: ms(b - a) for name, a, b in zip(names, times, times[1:], strict=False)},
+            "replicas_ready": 3,
+            "queued_ahead": 7,
+            "in_flight_at_admit": 2**40,
+            "limit_at_admit": 16,
+            "attempt_count": 1,
+            "attempts": [
+                {
+                    "replica": "default/10.0.0.1:8001",
+                    "kind": "primary",
+                    "start_ms": ms(attempt.started_s - call.arrived_s),
+                    "duration_ms": ms(attempt.ended_s - attempt.started_s),
+                    "outcome": "ok",
+                }
+            ],
+            "body_id": call.body_id[:512],
+            "stream_message": call.stream_position,
+            "responses": trail.responses,
+            "sequence": None if step is None else {"id": step.id, "start": step.start, "end": step.end},
+            "input": taken,
+            "output": given,
+        }
+    )
+
+
+def sides(message: bytes, side: Any, *, summary: bool = False) -> dict[str, Any]:
+    """What a line shows of a message whose tensors are these."""
+    raws = [value for number, wire, a, b in pb.fields(message, 0, len(message)) if number in (6, 7) and wire == pb.LEN
+            for value in [message[a:b]]]  # fmt: skip
+    tensors = []
+    for number, ((datatype, count), raw) in enumerate(zip(side, raws, strict=True)):
+        shown: dict[str, Any] = {"name": f"t{number}", "datatype": datatype, "shape": [count]}
+        if summary:
+            values = struct.unpack(f"<{count}{SHAPES[datatype]}", raw)
+            usable = [value for value in values if math.isfinite(value)]
+            shown["count"] = count
+            if values:
+                shown["first"] = [value if math.isfinite(value) else WORDS[str(value)] for value in values[:8]]
+            if len(values) > 1:
+                if len(usable) < len(values):
+                    shown["non_finite"] = len(values) - len(usable)
+                if usable:
+                    shown["min"], shown["max"] = min(usable), max(usable)
+                    if len(usable) == len(values) and max(map(abs, usable)) <= 1e300:
+                        shown["mean"] = math.fsum(usable) / len(usable)
+                    else:
+                        shown["mean"] = math.fsum(value / len(usable) for value in usable)
+        tensors.append(shown)
+    return {
+        "bytes": len(message),
+        "digest": hashlib.blake2b(message, digest_size=16).hexdigest(),
+        "tensors": tensors,
+    }
+
+
+WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+def plain_json(shown: object) -> bytes:
+    return plain_text(shown).encode() + b"\n"
+
+
+def plain_text(value: object) -> str:
+    """As `json` writes it, but for exponents: those of the files begin at 1e-6, without a plus and leading zeros."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(key)}:{plain_text(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(plain_text, value)) + "]"
+    if isinstance(value, float):
+        mantissa, e, exponent = repr(value).partition("e")
+        if exponent == "-05":
+            return format(Decimal(repr(value)), "f")
+        return f"{mantissa}e{int(exponent)}" if e else mantissa
+    return json.dumps(value, ensure_ascii=False)
+
+
 # --- in the log -------------------------------------------------------------------------------------------------------
 
 
-def log_of(store: MemoryStore) -> RecordLog:
-    return RecordLog(RecordsPolicy(flush_interval_ms=1), SystemClock(), InlineWorkers(), store)
-
-
-async def test_a_line_is_made_in_the_turn_after_its_call_and_lets_go_of_the_call() -> None:
-    store = MemoryStore()
-    log = log_of(store)
+def learned_log(store: MemoryStore, **changes: int) -> RecordLog:
+    log = RecordLog(RecordsPolicy(**({"flush_interval_ms": 1} | changes)), SystemClock(), InlineWorkers(), store)  # type: ignore[arg-type]
     log._renderer = learned(record())
     log._quick = log._renderer.twin()
+    return log
+
+
+async def test_lines_are_made_together_on_the_loop_and_what_takes_longer_keeps_its_place() -> None:
+    store = MemoryStore()
+    log = learned_log(store, flush_interval_ms=60_000)
     supervisor = Supervisor()
     log.start(supervisor)
-    message = REQUEST
-    waiting, quick = record(1, tensors="full"), record(2, message=message)
-    log.offer(waiting)
-    log.offer(quick)
-    assert isinstance(quick.call, Call)
+    records = [record(number, tensors="full" if number == 5 else "summary") for number in range(_TOGETHER)]
+    for each in records[:-1]:
+        log.offer(each)
     await asyncio.sleep(0)
-    assert quick.line
-    assert {name for name in ("call", "message", "reply") if getattr(quick, name) is not None} == set()
-    assert isinstance(waiting.call, Kept)
-    assert not waiting.line
-    assert log.statistics(0.0)["queued_bytes"] == waiting.size_bytes + FIXED_BYTES
+    assert not log._queue, "nothing is made as long as there are few"
+    log.offer(records[-1])
+    assert not log._queue, "and not before the answers of this turn are out"
+    await asyncio.sleep(0)
+    assert [type(each).__name__ for each in log._queue] == ["Block", "PredictionRecord", "Block"]
+    now = log.statistics(200.0)
+    lone = records[5].size_bytes
+    assert (now["queued"], now["queued_bytes"]) == (_TOGETHER, (_TOGETHER - 1) * FIXED_BYTES + lone)
+    assert now["oldest_age_s"] == 200.0 - records[0].ended_s
+    trail = records[0].trail
+    del records, each
+    assert sys.getrefcount(trail) == 2, "of a call whose line is made only the line is left"
     await log.aclose()
     await supervisor.stop_all()
-    assert [json.loads(line)["request_id"] for line in store.lines] == ["r-1", "r-2"]
+    assert [json.loads(line)["request_id"] for line in store.lines] == [f"r-{number}" for number in range(_TOGETHER)]
     assert log.statistics(0.0)["queued_bytes"] == 0
+    assert log.statistics(0.0)["balanced"]
+
+
+async def test_few_lines_are_written_within_the_flush_interval() -> None:
+    store = MemoryStore()
+    log = learned_log(store, flush_interval_ms=400)
+    supervisor = Supervisor()
+    log.start(supervisor)
+    begun_s = asyncio.get_running_loop().time()
+    log.offer(record(1))
+    while not store.lines:
+        await asyncio.sleep(0.01)
+    assert 0.2 < asyncio.get_running_loop().time() - begun_s < 0.4
+    await log.aclose()
+    await supervisor.stop_all()
+
+
+async def test_records_that_no_line_is_made_of_yet_count_at_the_bounds() -> None:
+    log = learned_log(MemoryStore(), flush_interval_ms=60_000, queue_records_max=3)
+    supervisor = Supervisor()
+    log.start(supervisor)
+    assert [log.offer(record(number)) for number in range(5)] == [True, True, True, False, False]
+    now = log.statistics(200.0)
+    assert (now["queued"], now["dropped"], now["balanced"]) == (3, {"queue_records": 2}, True)
+    assert now["oldest_age_s"] == 200.0 - 100.011
+    with pytest.raises(GatewayError):
+        log.reserve()
+    await log.aclose()
+    await supervisor.stop_all()
+
+
+async def test_blocks_that_could_not_be_written_are_counted_record_by_record() -> None:
+    log = learned_log(MemoryStore(), flush_interval_ms=60_000)
+    supervisor = Supervisor()
+    log.start(supervisor)
+    for number in range(_TOGETHER + 3):
+        log.offer(record(number))
+    await asyncio.sleep(0)
+    assert len(log._queue) == 1
+
+    def full(lines: bytes) -> None:
+        raise no_space()
+
+    log._store.append = full  # type: ignore[method-assign]
+    now = await log.aclose(timeout_s=0.05)
+    await supervisor.stop_all()
+    assert (now["written"], now["dropped"], now["balanced"]) == (0, {"unwritten": _TOGETHER + 3}, True)
 
 
 async def test_of_a_great_many_that_end_in_one_turn_most_are_left_to_the_worker() -> None:
     store = MemoryStore()
-    log = log_of(store)
-    log._renderer = learned(record())
-    log._quick = log._renderer.twin()
+    log = learned_log(store)
     supervisor = Supervisor()
     log.start(supervisor)
     records = [record(number) for number in range(1000)]
     for each in records:
         log.offer(each)
     await asyncio.sleep(0)
-    assert 0 < sum(bool(each.line) for each in records) < 100
+    assert 0 < sum(each.records for each in log._queue if isinstance(each, Block)) < 100
     await log.aclose()
     await supervisor.stop_all()
     assert [json.loads(line)["request_id"] for line in store.lines] == [f"r-{number}" for number in range(1000)]

@@ -18,7 +18,7 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.records.document import page
 from gateway.records.fields import DROPPED, RECORD
-from gateway.records.record import Kept, PredictionRecord
+from gateway.records.record import PredictionRecord
 from gateway.records.render import LINE_BYTES_MAX, Renderer, dropped_line, utc
 from gateway.records.tensors import VALUES_MAX
 from gateway.wire.kserve import protobuf as pb
@@ -208,15 +208,27 @@ def test_a_hostile_name_stays_one_line_of_json() -> None:
 
 
 def test_a_record_that_waits_keeps_neither_the_call_nor_its_headers_nor_a_traceback() -> None:
-    waiting = record(error=GatewayError(Reason.INTERNAL, "a fault"), outcome=Outcome.GATEWAY_FAULT)
+    call = served_call()
+    call.request_id = "i" * 10_000
+    call.metadata = (("tracestate", "s" * 10_000), ("traceparent", "00-" + "ab" * 5_000))
+    call.trail.attempts[0].text = "t" * 10_000
+    error = GatewayError(Reason.INTERNAL, "a fault" * 1000)
+    waiting = PredictionRecord(call, Outcome.GATEWAY_FAULT, error, ANSWER, 100.011)
     before = Renderer().line(waiting)
     waiting.keep()
-    kept = {type(getattr(waiting, name)).__name__ for name in PredictionRecord.__slots__}
-    assert not kept & {"Call", "GatewayError", "traceback"}
-    assert {type(getattr(waiting.call, name)).__name__ for name in Kept.__slots__} <= {
-        "float", "int", "str", "NoneType", "Identity", "Trail",
+    assert {type(getattr(waiting, name)).__name__ for name in PredictionRecord.__slots__} <= {
+        "float", "int", "str", "bytes", "bool", "tuple", "NoneType", "Identity", "Trail", "Code", "Outcome",
     }  # fmt: skip
+    held = [waiting.request_id, waiting.text, call.trail.attempts[0].text, *(value for _, value in waiting.metadata)]
+    assert [len(text) for text in held] == [512, 512, 512, 55]
     assert Renderer().line(waiting) == before
+
+
+def test_texts_as_long_as_a_body_are_cut_at_once() -> None:
+    call = served_call()
+    call.model = call.version = call.body_id = "x" * 100_000
+    made = PredictionRecord(call, Outcome.OK, None, ANSWER, 100.011)
+    assert [len(text) for text in (made.model, made.version, made.body_id)] == [512, 512, 512]
 
 
 @settings(max_examples=150, deadline=None)
