@@ -5,13 +5,19 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-# Tests that share no server run in JOBS processes. Real Tritons are shared by a whole run: their tests stay in one.
+# Tests that share no server run in JOBS processes, each in whichever is free. Real Tritons are shared by the tests of a
+# process, and those of one file stay together.
 JOBS        ?= 2
 SERVERLESS  := -n $(JOBS) --dist worksteal --ignore=tests/field --ignore=tests/integration
-WITH_TRITON := tests/field tests/integration
+WITH_TRITON := -n $(JOBS) --dist loadfile tests/field tests/integration
+
+# All of them run to their end, and any one's failure is the whole's. Each line says whose it is.
+SHELL       := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+TOGETHER    := $(MAKE) --no-print-directory --jobs --keep-going
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit lint field lock clean
+.PHONY: help setup demo test test-unit test-triton triton lint field lock clean
 
 help: ## What can be made
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,23 +36,26 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup ## Real Tritons, the gateway and live traffic on this machine (DEMO_SECONDS=30 to stop by itself)
 	@$(BIN)/sluice demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
+# Tests on real Tritons mostly wait, and some of them measure time: the others get what they leave of the processors.
 test: setup ## Everything that CI runs: style, types, unit, simulation, real Tritons
-	@$(BIN)/python -m deploy.local check --any-ports
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/python -m deploy.local build
-	@$(BIN)/python -m pytest $(SERVERLESS)
-	@$(BIN)/python -m pytest $(WITH_TRITON)
+	@$(BIN)/python -m deploy.local check --any-ports --tools
+	@+$(TOGETHER) lint triton
+	@+$(TOGETHER) test-unit test-triton
 
 test-unit: setup ## Only what needs no server
-	@$(BIN)/python -m pytest $(SERVERLESS)
+	@nice -n 10 $(BIN)/python -m pytest $(SERVERLESS) | sed -u 's/^/no server: /'
+
+test-triton: setup triton ## Only what needs real Tritons
+	@$(BIN)/python -m pytest $(WITH_TRITON) | sed -u 's/^/on Triton: /'
+
+triton: setup ## Install the real Triton and the tools of its tests (once)
+	@$(BIN)/python -m deploy.local build
+	@$(BIN)/python -m deploy.local tools
 
 lint: setup ## Style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-field: setup ## The real-time forms of the field cases that are too long for `make test`
-	@$(BIN)/python -m deploy.local build
+field: triton ## The real-time forms of the field cases that are too long for `make test`
 	@$(BIN)/python -m pytest -m field --override-ini addopts="-ra --strict-markers" tests
 
 lock: setup ## Write requirements.lock anew from pyproject.toml

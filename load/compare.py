@@ -76,10 +76,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the comparison. Returns its exit code."""
-    try:
-        require_json_folder(arguments.json)
-    except UsageError as error:
-        raise LoadError(str(error)) from error  # older than the common exit codes, and kept: this command ends with 1
+    require_json_folder(arguments.json)
     limits = dict(arguments.limit)
     if "cpu" in limits and arguments.peer == "direct":
         raise UsageError("--limit cpu: calls without a proxy have no proxy CPU to compare with; use --peer envoy")

@@ -15,6 +15,7 @@ from load.figures import TIMER_LATE_MS_MAX
 from load.run_figures import LATE_SHARE_MAX, RUN_FIGURES, TRAFFIC_FIGURES
 from load.scenario import SCENARIOS_DIR, find_scenario, load_scenario, scenario_names
 from load.scenario_schema import Scenario
+from load.trace import PROBLEMS_MAX
 
 INTRO = """# The load lab
 
@@ -95,7 +96,9 @@ A scenario is a YAML file. This is `steady`:
 
 RULES = """\
 Files are read as strictly as policies: an unknown key, a value of another type, or a key that means nothing where it
-stands is an error with file, line, column and remedy, and all of them are told at once. Keys carry their unit (`_s`,
+stands is an error with file, line, column and remedy. All that can be told at once is: what relates several values is
+looked at where each of them is right, so a repair may bring up another error, and a file that is no YAML is read only
+up to where it stops being it. Of a trace the first {PROBLEMS_MAX} wrong rows are told. Keys carry their unit (`_s`,
 `_ms`); rates are `rps`, calls per second.
 
 - Several kinds of `traffic` run side by side, each with its own model, protocol, rate and deadline. Their figures stand
@@ -152,7 +155,7 @@ def _page() -> Iterator[str]:
     yield VERDICTS
     yield WRITING
     yield f"```yaml\n{_file('steady.yaml')}\n```\n"
-    yield RULES.format(head=_file("trace.csv").splitlines()[0], trace=_file("trace.yaml"))
+    yield RULES.format(PROBLEMS_MAX=PROBLEMS_MAX, head=_file("trace.csv").splitlines()[0], trace=_file("trace.yaml"))
     yield from _tables()
     yield FIGURES
     yield from _figures(TRAFFIC_FIGURES)

@@ -15,7 +15,7 @@ from load import accounting
 from load.arrivals import schedule
 from load.clock import KernelClock
 from load.closed_loop import answers
-from load.connection import NO_HEADERS, Sender
+from load.connection import CONNECTION, NO_HEADERS, Sender
 from load.errors import LoadError
 from load.http_connection import HttpConnection
 from load.inputs import AccelInputs, Calls, IdentityInputs, Inputs
@@ -31,6 +31,7 @@ SETTLE_S = 15.0
 _GC_THRESHOLD = 50_000
 """New objects between two collections of the youngest generation; Python's own 700 would mean several per 1,000 calls.
 """
+_CONNECT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ async def drive(
         on_second(moment)
 
     try:
-        await asyncio.gather(*(map(_settle, spec.traffic, senders, repeat(target.name))))
+        await asyncio.gather(*(map(_settle, spec.traffic, senders, repeat(target))))
         with few_collections():
             result = await run_open_loop(
                 schedule(processes, seed=spec.seed, warm_up_s=spec.warm_up_s, until_s=spec.duration_s),
@@ -101,14 +102,45 @@ def sender_of(each: TrafficSpec, target: Target) -> Sender:
     return Multiplexed(partial(RawGrpcConnection, address, inputs_of(each), headers), each.connections)
 
 
-async def _settle(each: TrafficSpec, sender: Sender, target: str) -> None:
+async def _settle(each: TrafficSpec, sender: Sender, target: Target) -> None:
     """Return when the target gives a right answer to this traffic. Raises LoadError."""
     error = await answers(sender, Calls(0, max(each.deadline_ms, 1000)), SETTLE_S)
-    if error:
-        raise LoadError(
-            f"{target} gives no right answer to the traffic {each.name} ({each.model} over {each.protocol}): {error}; "
-            "if it was started here, run it again with --keep and read the logs"
-        )
+    if not error:
+        return
+    remedy = (
+        "if it was started here, run it again with --keep and read the logs"
+        if target.gateway_pid is not None
+        else f"is it what speaks {each.protocol} there, and does it serve {each.model}? Its logs may tell"
+    )
+    if error == CONNECTION:
+        address = target.addresses[each.protocol]
+        refused = await _why_no_connection(address)
+        if refused:
+            raise LoadError(
+                f"nothing answers at {address}, where the traffic {each.name} goes ({each.model} over "
+                f"{each.protocol}): {refused}; start it, or give its right --address"
+            )
+        error = "it takes connections and ends them without an answer"
+    raise LoadError(
+        f"{target.name} gives no right answer to the traffic {each.name} ({each.model} over {each.protocol}): {error}; "
+        f"{remedy}"
+    )
+
+
+async def _why_no_connection(address: str) -> str:
+    """In words; empty if one can be had."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except ConnectionRefusedError:
+        return "nothing listens on that port"
+    except TimeoutError:
+        return f"no connection within {_CONNECT_S:g} s"
+    except OSError as error:
+        return error.strerror or str(error)
+    writer.close()
+    return ""
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from deploy.local import MODELS
 from load import accounting
 from load.errors import UsageError
 from load.options import positive_int, require_json_folder, tell
+from load.perf_inputs import ONLY_STREAMING, model_words
 from load.perf_tool import PerfAnalyzer, PerfFigures, ensure_perf_analyzer, run_perf_analyzer
 from load.rig import Peer, Side, rig
 
@@ -28,8 +29,10 @@ examples:
   python -m load perf-analyzer --peer direct sluice --protocol grpc --streaming --rounds 3 --json -
   python -m load perf-analyzer --peer sluice --protocol http -- --input-tensor-format json
 
-What stands after -- goes to perf_analyzer as it is. With several peers their runs are interleaved, and figures are
-medians over the rounds. A call that fails ends perf_analyzer with an error, and so this command.
+What stands after -- goes to perf_analyzer as it is. Its random inputs suit not every demo model: those that need other
+shapes or values get them from the lab, unless --shape or --input-data stands after --. streamer needs --streaming.
+With several peers their runs are interleaved, and figures are medians over the rounds. A call that fails ends
+perf_analyzer with an error, and so this command.
 
 exit codes: 0 it ran to its end everywhere; 1 not; 2 wrong usage; 130 interrupted"""
 
@@ -57,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run perf_analyzer. Returns the command's exit code."""
     if arguments.streaming and arguments.protocol != "grpc":
         raise UsageError("--streaming is ModelStreamInfer, which only gRPC has; add --protocol grpc")
+    if arguments.model in ONLY_STREAMING and not arguments.streaming:
+        raise UsageError(f"{arguments.model} is decoupled; add --protocol grpc --streaming")
     require_json_folder(arguments.json)
     peers = list(dict.fromkeys(arguments.peer))
     tool = ensure_perf_analyzer()
@@ -70,11 +75,11 @@ def run(arguments: argparse.Namespace) -> int:
         keep=arguments.keep,
     )
     runs: dict[str, list[PerfFigures]] = {peer: [] for peer in peers}
-    with up as ready:
+    with up as ready, model_words(arguments.model, arguments.options) as inputs:
         sides = ready.ways()
         for number in range(1, arguments.rounds + 1):
             for peer in peers if number % 2 else peers[::-1]:
-                found = _drive(tool, sides[peer], arguments)
+                found = _drive(tool, sides[peer], arguments, inputs)
                 runs[peer].append(found)
                 line = f"{peer} {found.inferences_per_s:.0f}/s, p99 {found.p99_us} us"
                 print(f"round {number}/{arguments.rounds}: {line}", file=sys.stderr, flush=True)
@@ -104,7 +109,7 @@ def options(
     return [*words, *more]
 
 
-def _drive(tool: PerfAnalyzer, side: Side, arguments: argparse.Namespace) -> PerfFigures:
+def _drive(tool: PerfAnalyzer, side: Side, arguments: argparse.Namespace, inputs: list[str]) -> PerfFigures:
     words = options(
         model=arguments.model,
         address=side.address(arguments.protocol),
@@ -113,7 +118,7 @@ def _drive(tool: PerfAnalyzer, side: Side, arguments: argparse.Namespace) -> Per
         concurrency=arguments.concurrency,
         interval_ms=arguments.interval_ms,
         stability_percent=arguments.stability_percent,
-        more=arguments.options,
+        more=[*inputs, *arguments.options],
     )
     return run_perf_analyzer(tool, words, timeout_s=60 + arguments.interval_ms / 1000 * (TRIALS + 2))
 

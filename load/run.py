@@ -22,7 +22,7 @@ from load import accounting
 from load.drive import Target, drive
 from load.errors import UsageError
 from load.open_loop import Moment, OpenLoopResult
-from load.options import not_negative, positive, require_json_folder, tell
+from load.options import not_negative, positive, require_json_folder, require_pictures_folder, tell
 from load.run_figures import disturbed, judge_run, run_figures
 from load.run_pictures import write_pictures
 from load.run_report import result_json, text
@@ -84,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         warm_up_s=arguments.warm_up,
         seed=arguments.seed,
     )
+    require_pictures_folder(arguments.pictures)
     with _target(scenario, arguments) as target:
         result = _run(scenario, target, arguments)
     tell(result, arguments.json, text)

@@ -226,7 +226,8 @@ def _arrivals(document: Document[Scenario], path: Path, problems: Problems) -> I
             yield make_arrivals(spec, each["name"], [name for name in names if name], path.parent)
         except (ValueError, TraceError) as error:
             here = (*at, given[0])
-            problems.add(document.file, document.where(*here), here, str(error))
+            for told in error.args if isinstance(error, TraceError) else (str(error),):
+                problems.add(document.file, document.where(*here), here, told)
 
 
 def _whole(known: Any) -> bool:

@@ -27,7 +27,7 @@ from load.grpc_connection import GrpcConnection
 from load.http_connection import HttpConnection
 from load.inputs import Calls, IdentityInputs
 from load.open_loop import Moment, OpenLoopResult, run_open_loop
-from load.options import require_json_folder, tell
+from load.options import require_json_folder, require_pictures_folder, tell
 from load.soak_figures import Sample, SoakLimits, document, summary
 from load.soak_pictures import write_pictures
 from load.soak_traffic import MODELS, Kind, arrivals_of, kinds, traffic_of
@@ -87,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--seconds is at least 10, --rps above 0, --every from 0.5 to --seconds")
     require_json_folder(arguments.json)
     chosen = _chosen(arguments.kinds)
+    require_pictures_folder(arguments.pictures)
     up = stand(REPLICAS, MODELS, slots=SLOTS, deadline_ms=arguments.deadline_ms, keep=arguments.keep)
     with up as ready, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         soak = Soak(ready, arguments.seconds, arguments.rps, every_s, arguments.deadline_ms, chosen)

@@ -70,7 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def counts(text: str) -> list[int]:
-    """Whole numbers from 1, each once. Raises ValueError or argparse.ArgumentTypeError for anything else."""
+    """Whole numbers from 1, each once. Raises argparse.ArgumentTypeError for anything else."""
     return list(dict.fromkeys(positive_int(word) for word in text.split(",")))
 
 

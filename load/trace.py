@@ -13,10 +13,12 @@ from load.arrivals import NEXT_ROW
 
 COLUMNS = ("offset_s", "traffic", "row")
 ROWS_MAX = 5_000_000
+PROBLEMS_MAX = 10
+"""So many wrong rows are told at once."""
 
 
 class TraceError(Exception):
-    """A trace cannot be used; the message has its file and line."""
+    """A trace cannot be used. Each of `args` is a problem with its file and line."""
 
 
 def read_trace(path: Path, traffic: str, names: Sequence[str]) -> tuple[tuple[float, int], ...]:
@@ -25,17 +27,27 @@ def read_trace(path: Path, traffic: str, names: Sequence[str]) -> tuple[tuple[fl
     Raises TraceError with file, line and what to do.
     """
     found: list[tuple[float, int]] = []
+    wrong: list[str] = []
     try:
         for line, fields in _lines(path):
             if line > ROWS_MAX:
                 raise TraceError(f"{path}:{line}: more than {ROWS_MAX} lines; split it")
-            whose, arrival = _arrival(path, line, fields, names)
+            try:
+                whose, arrival = _arrival(path, line, fields, names)
+            except TraceError as error:
+                wrong.append(str(error))
+                if len(wrong) == PROBLEMS_MAX:
+                    wrong.append(f"{path}: the rows behind line {line} are not looked at yet")
+                    break
+                continue
             if whose in (None, traffic):
                 found.append(arrival)
     except OSError as error:
         raise TraceError(f"{path}: {(error.strerror or type(error).__name__).lower()}") from error
     except UnicodeDecodeError as error:
         raise TraceError(f"{path}: it is not UTF-8; save it as UTF-8") from error
+    if wrong:
+        raise TraceError(*wrong)
     if not found:
         raise TraceError(f"{path}: it has no arrivals of the traffic `{traffic}`")
     return tuple(sorted(found))

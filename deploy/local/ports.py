@@ -46,11 +46,15 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(servers: int) -> list[Ports]:
-    """Ports for so many servers that are free now. The search begins at a place that depends on this process."""
+    """Ports for so many servers that are free now.
+
+    The search begins at a place that depends on this process, far from that of one with the next number: what is found
+    is taken only when its server has started, and test processes that share a run must not find the same meanwhile.
+    """
     span = (_SEARCH_TO - _SEARCH_FROM) // STRIDE
     found: list[Ports] = []
     for step in range(span):
-        ports = Ports.numbered((os.getpid() * 7 + step) % span, _SEARCH_FROM)
+        ports = Ports.numbered((os.getpid() * 487 + step) % span, _SEARCH_FROM)
         if all(is_free(port) for port in ports):
             found.append(ports)
             if len(found) == servers:

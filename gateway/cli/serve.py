@@ -12,6 +12,7 @@ import msgspec
 from gateway.cli.output import fail
 from gateway.policy.addresses import listeners_clash
 from gateway.policy.schema import PolicySet
+from gateway.runtime.listen import ListenError
 from gateway.runtime.loop import LOOPS
 
 EXAMPLE = """examples:
@@ -56,7 +57,17 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return loop.run(serve(policies), arguments.loop)
     except (StartError, RuntimeError) as error:
-        return fail(str(error), 1)
+        return fail(start_text(error, arguments), 1)
+
+
+def start_text(error: Exception, arguments: argparse.Namespace) -> str:
+    """Why the gateway does not start, with the option named where an address came from one."""
+    cause = error.__cause__
+    if isinstance(cause, ListenError):
+        name = cause.key.rpartition(".")[2]
+        if name in PORTS and getattr(arguments, name) is not None:
+            return cause.text_for_option(f"--{name}")
+    return str(error)
 
 
 def with_ports(policies: PolicySet, arguments: argparse.Namespace) -> PolicySet:
@@ -77,8 +88,7 @@ def with_ports(policies: PolicySet, arguments: argparse.Namespace) -> PolicySet:
         for other in PORTS:
             taken = getattr(listen, other)
             if other != name and not address.endswith(":0") and listeners_clash(address, taken):
-                raise ValueError(
-                    f"--{name}: {address} clashes with {taken} of gateway.listen.{other}; name another port"
-                )
+                place = f"--{other}" if other in changes else f"gateway.listen.{other}"
+                raise ValueError(f"--{name}: {address} clashes with {taken} of {place}; name another port")
     fleet = msgspec.structs.replace(policies.fleet, gateway=msgspec.structs.replace(gateway, listen=listen))
     return msgspec.structs.replace(policies, fleet=fleet)

@@ -90,7 +90,7 @@ class Reason(enum.Enum):
     UPSTREAM_LOST = (
         "upstream_lost",
         Code.UNAVAILABLE,
-        "The connection to the replica broke before an answer came.",
+        "The connection to the replica broke before an answer came, or before all of a stream.",
     )
     ANSWER_TOO_LARGE = (
         "answer_too_large",

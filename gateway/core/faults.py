@@ -168,13 +168,14 @@ def _sizes(text: str, what: str) -> str:
     return f"the {what}{size} is larger than `message_bytes_max` of the model's pool allows{limit}"
 
 
-def to_error(fault: UpstreamFault, row: Row) -> GatewayError:
-    """What the caller gets for an attempt that ended in `row`."""
+def to_error(fault: UpstreamFault, row: Row, responses: int = 0) -> GatewayError:
+    """What the caller gets for an attempt that ended in `row`, after so many responses of a stream."""
     code = fault.code if row.as_code is None else row.as_code
     if row is _TOO_LARGE or row is _ANSWER_TOO_LARGE:
         return GatewayError(row.reason, _sizes(fault.text, "answer" if row is _ANSWER_TOO_LARGE else "request"))
     if row.outcome is Outcome.TRANSPORT:
-        return GatewayError(row.reason, "the connection to the model server broke before it answered", code)
+        when = f"after {responses} response{'s' * (responses > 1)}" if responses else "before it answered"
+        return GatewayError(row.reason, f"the connection to the model server broke {when}", code)
     if row.outcome is Outcome.REFUSED:
         return GatewayError(row.reason, "the model server refused the gateway; its operator must look", code)
     return GatewayError(row.reason, public_text(fault.text) or code.name, code)

@@ -34,9 +34,16 @@ Triton's queue.
 
 **A connection over HTTP.** Requests may be pipelined; answers leave in their order. Identity, quotas and sizes are
 decided when the headers are there, before the body: `Expect: 100-continue` is granted only to a request whose body is
-wanted. After an early refusal a short rest of the body is read and dropped, a longer one ends the connection; bytes of
-a body are never taken for a request. All bounds and time-outs stand under `gateway.http` in `fleet.yaml`
-(`docs/policies.md`). HTTP/1.0 is answered too.
+wanted. After an early refusal a short rest of the body is read and dropped and the connection kept; a longer one ends
+it, and is read on for a while so that a client that sends all before it reads still sees the refusal
+(`docs/operations.md`, Sizes); bytes of a body are never taken for a request. All bounds and time-outs stand under
+`gateway.http` in `fleet.yaml` (`docs/policies.md`). HTTP/1.0 is answered too.
+
+**NaN and the infinities in JSON.** JSON has no word for them. Sluice reads and writes the bare words `NaN`, `Infinity`
+and `-Infinity`, as Triton does: on `infer`, on `generate`, and in the events of `generate_stream`. In a request `Inf`,
+`-Inf` and `-NaN` are taken too. Where a number is wanted `nan`, `inf`, `+Infinity`, such a word in quotes, `null`, and
+numbers that a double cannot hold are 400. Parsers that keep to the standard refuse such an answer: ask for binary data,
+or use gRPC; both keep every bit of a NaN too. In prediction records the words are strings.
 
 **TLS.** With `gateway.listen.tls` both client ports speak TLS 1.2 or later alone, with `http/1.1` and `h2` by ALPN; a
 handshake ends after `handshake_timeout_ms`. Over HTTP it takes a place among `gateway.http.connections_max`, plain HTTP

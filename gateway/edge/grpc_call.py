@@ -49,7 +49,7 @@ def read_call(call: Call, message: bytes) -> None:
     try:
         check_version(head.model_version)
         if head.shared_memory:
-            raise shared_memory_refused("a tensor")
+            raise shared_memory_refused(head.shared_memory)
         call.sequence = sequence_step(head.parameters)
     except GatewayError as error:
         # A call all the same, with a record: who calls and for which model is known.

@@ -29,6 +29,8 @@ _log = logging.getLogger("sluice.edge.grpc")
 READ_BYTES = 64 * 1024
 """One read: at the worst 3,000 requests that are refused, or 6,000 pieces of a message. (Event loops read four times as
 much at once, and up to 32 times before they look at another connection.)"""
+BEHIND_REST_BYTES = 4096
+"""So much is read of what stands behind a large frame: of the next one only the beginning is to be copied."""
 TURN_S = 0.005
 """A connection that has needed so long goes on when the others have had their turn."""
 TURN_RPCS_MAX = 64
@@ -45,6 +47,7 @@ class GrpcConnection(PacedGrpcConnection):
         "_deferred",
         "_greeted",
         "_greeting",
+        "_placed",
         "_scheduled",
         "_waiters",
         "_yielded",
@@ -57,6 +60,8 @@ class GrpcConnection(PacedGrpcConnection):
         self._greeted = False
         self._greeting = b""
         """What has come of the client's preface."""
+        self._placed = False
+        """The codec knows where the next bytes are to be."""
         self._scheduled = True
         """A flush is under way, or must wait: so it is until the client has shown that it speaks HTTP/2."""
         self._begun = 0
@@ -83,10 +88,27 @@ class GrpcConnection(PacedGrpcConnection):
         self.timer.watch()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self.port.read_buffer  # all share it: it is read from before anything else happens
+        # All share the buffer: it is read from before anything else happens.
+        codec, buffer = self.codec, self.port.read_buffer
+        rest = codec.rest_bytes
+        if not rest or self.finished:
+            self._placed = False
+            return buffer
+        place = codec.place()
+        self._placed = place is not None
+        return buffer[: rest + BEHIND_REST_BYTES] if place is None else place
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(self.port.read_buffer[:nbytes]))
+        if not self._placed:
+            self.data_received(bytes(self.port.read_buffer[:nbytes]))
+            return
+        self.now_s = now_s = self.port.kit.clock.now_s()
+        try:
+            self.codec.placed(nbytes, now_s)
+        except Exception as fault:
+            self._broken(fault)
+            return
+        self._regulate()
 
     def data_received(self, data: bytes) -> None:
         if self.finished:

@@ -84,6 +84,15 @@ class Intake:
             start = self._let_pass(data, start, stop, found) if self._skip else self._read(data, start, stop, found)
         return found
 
+    def place(self, size: int) -> memoryview | None:
+        """Where some of the next `size` bytes can be received to; None if there is no such place."""
+        return None if self._skip or self.fault is not None else self._reader.place(size)
+
+    def placed(self, size: int) -> None:
+        """So many bytes have been received to the last place."""
+        self._fed += size
+        self._reader.placed(size)
+
     def end(self) -> None:
         """The peer has said its last: if that was inside a message it is a fault."""
         if self.fault is None and not self.idle:

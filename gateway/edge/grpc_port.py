@@ -27,6 +27,8 @@ _log = logging.getLogger("sluice.edge.grpc")
 STREAM_WINDOW_BYTES = 256 * 1024
 """A request up to this size comes without the client waiting for a word of ours; a larger one is given room when its
 length is known, and reserved. No window costs memory by itself: what arrives is reserved, or dropped."""
+FRAME_BYTES_MAX = 256 * 1024
+"""A large frame is received straight to its place in the message."""
 
 
 def codec_limits(limits: GrpcLimits) -> Http2Limits:
@@ -34,6 +36,7 @@ def codec_limits(limits: GrpcLimits) -> Http2Limits:
     return Http2Limits(
         streams_max=limits.streams_per_connection_max,
         window_bytes=STREAM_WINDOW_BYTES,
+        frame_max_bytes=FRAME_BYTES_MAX,
         header_list_max_bytes=limits.header_list_bytes_max,
         header_block_max_bytes=2 * limits.header_list_bytes_max + 32 * 1024,
     )

@@ -135,6 +135,16 @@ class Rpc(Stream):
         if end:
             self._request_ended()
 
+    def place(self, size: int) -> memoryview | None:
+        return None if self.intake is None else self.intake.place(size)
+
+    def on_placed(self, size: int) -> None:
+        connection, intake = self.connection, self.intake
+        assert intake is not None
+        del connection.awaiting[self]
+        connection.awaiting[self] = connection.now_s
+        intake.placed(size)
+
     def on_trailers(self, block: HeaderBlock) -> None:
         self._request_ended()
 

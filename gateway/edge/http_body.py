@@ -15,7 +15,10 @@ from gateway.edge.http_coding import arriving_bytes_max, request_coding
 from gateway.edge.http_kit import CallKit
 from gateway.edge.inflating import InflatingBody, no_memory
 from gateway.wire.http1 import RequestHead
+from gateway.wire.kserve.http_filling import FillingRequest
 
+FILL_BYTES_LEAST = 512 * 1024
+"""Of a body from this size on each byte is put where it belongs as it comes. Smaller ones come in a few reads."""
 UNKNOWN_MODEL_LIMITS = BodyLimits(64 * 1024, 64 * 1024)
 """The limit for a model that no policy names: its call is refused before the body matters."""
 
@@ -36,6 +39,8 @@ class ArrivingBody:
         "_body_bytes",
         "_complete",
         "_fault",
+        "_fill_at",
+        "_filling",
         "_head",
         "_inflating",
         "_kit",
@@ -71,6 +76,10 @@ class ArrivingBody:
         self.answered = False
         self.wanted = False
         self._pieces: list[bytes | memoryview] = []
+        self._filling: FillingRequest | None = None
+        """Takes what comes, in the place of `_pieces`."""
+        self._fill_at = 0
+        """When so much of the body is there it is begun; 0 for never."""
         self._body_bytes = 0
         self._reserved = 0
         self._complete = False
@@ -98,10 +107,26 @@ class ArrivingBody:
             self.fail_body(self._too_large(f"the body has more than {self._arriving_max} bytes"))
         elif size > self._reserved and not self._reserve(size):
             self.fail_body(no_memory())
+        elif self._filling is not None:
+            self._filling.put(data)
         else:
             self._pieces.append(data)
             if self._inflating is not None:
                 wake(self._waiter)
+            elif self._fill_at and size >= self._fill_at:
+                self._begin_filling()
+
+    def place(self, size: int) -> memoryview | None:
+        """Where some of the next `size` bytes, which are not the last ones, can be received to, so that they need not
+        be copied; None if there is no such place. Say `placed` then.
+        """
+        return None if self._filling is None or self.answered else self._filling.place(size)
+
+    def placed(self, size: int) -> None:
+        """So many bytes of the body have been received to the last place."""
+        assert self._filling is not None
+        self._body_bytes += size
+        self._filling.placed(size)
 
     def end_body(self) -> None:
         """The body is complete."""
@@ -115,12 +140,11 @@ class ArrivingBody:
         """
         if self._fault is None:
             self._fault = Refusal(error, status)
-            self._pieces.clear()
-            self._release()
+            self._drop()
             wake(self._waiter)
 
     async def _arrive(self) -> None:
-        """Wait until `_pieces` are the whole body, decompressed. Raises what is wrong with it."""
+        """Wait until `_filling`, or else `_pieces`, are the whole body, decompressed. Raises what is wrong with it."""
         declared = self._head.content_length
         if declared is not None and self._fault is None:
             if declared > self._arriving_max:
@@ -129,6 +153,10 @@ class ArrivingBody:
                 self.fail_body(no_memory())
         if not self._complete and self._fault is None:
             self.wanted = True
+            if declared is not None and declared >= FILL_BYTES_LEAST and self._inflating is None:
+                self._fill_at = self._json_bytes(declared)
+                if self._fill_at and self._body_bytes >= self._fill_at:
+                    self._begin_filling()
             self._outlet.want_body(self)
         if self._inflating is not None:
             await self._inflate(self._inflating)
@@ -165,6 +193,14 @@ class ArrivingBody:
         except GatewayError as error:
             self.fail_body(error)
 
+    def _json_bytes(self, declared: int) -> int:
+        """So many bytes of a body of `declared` bytes tell where the others belong; 0 if none do."""
+        return 0
+
+    def _begin_filling(self) -> None:
+        """So much is there. All of the body is reserved."""
+        raise NotImplementedError
+
     def _bomb(self) -> GatewayError:
         return self._too_large(f"the body decompresses to more than {self.body_limit} bytes")
 
@@ -173,6 +209,13 @@ class ArrivingBody:
             return False
         self._reserved = size
         return True
+
+    def _drop(self) -> None:
+        """Nothing of the body is kept."""
+        self._pieces.clear()
+        self._filling = None
+        self._fill_at = 0
+        self._release()
 
     def _release(self) -> None:
         if self._reserved:

@@ -27,6 +27,7 @@ from gateway.edge.status import internal_error, status_of
 from gateway.wire.content_coding import IDENTITY
 from gateway.wire.http1 import RequestHead
 from gateway.wire.http_path import PathMatch, Route
+from gateway.wire.kserve.http_filling import FillingRequest
 from gateway.wire.kserve.http_raw import decode_raw_infer
 from gateway.wire.kserve.http_request import (
     ALL_JSON,
@@ -34,6 +35,7 @@ from gateway.wire.kserve.http_request import (
     OutputPlan,
     decode_http_infer,
     decode_in_pieces,
+    form_in_pieces,
     is_raw,
     parse_header_length,
 )
@@ -139,9 +141,13 @@ class HttpCall(ArrivingBody):
             if not self._complete or self._fault is not None or self._inflating is not None:
                 await self._arrive()
             pieces, self._pieces = self._pieces, []
-            steps = self._decode(pieces)
-            if steps is not None:
-                self._take(await in_steps(steps))
+            if self._filling is not None:
+                filling, self._filling = self._filling, None
+                self._take(filling.request())
+            else:
+                steps = self._decode(pieces)
+                if steps is not None:
+                    self._take(await in_steps(steps))
         except GatewayError as error:
             # Triton looks at that first. Here a good body's call goes on, and Triton says it itself.
             if error.reason in _FAULTS_OF_REQUESTS and self._is_of_streams_alone():
@@ -166,6 +172,24 @@ class HttpCall(ArrivingBody):
         else:
             self._take(decode_in_pieces(pieces, length))
         return None
+
+    def _json_bytes(self, declared: int) -> int:
+        try:
+            length = 0 if self._named is None else parse_header_length(self._named, declared)
+        except GatewayError:
+            return 0  # `_decode` will say what is wrong, when the body is there
+        return 0 if length > self.limits.json else length
+
+    def _begin_filling(self) -> None:
+        declared, length, self._fill_at = self._head.content_length, self._fill_at, 0
+        assert declared is not None
+        try:
+            form, tail = form_in_pieces(self._pieces, length, declared)
+        except GatewayError:
+            return  # as above
+        if form.sizes:
+            self._filling = FillingRequest(form, tail)
+            self._pieces.clear()
 
     def _take(self, request: HttpInferRequest) -> None:
         call = self.call
@@ -194,8 +218,7 @@ class HttpCall(ArrivingBody):
         """The caller left: nothing will be written; what was begun is cancelled and freed."""
         self.call.abandoned = True
         self.answer = None
-        self._pieces.clear()
-        self._release()
+        self._drop()
         if self._task is not None:
             self._task.cancel()
 
@@ -332,8 +355,7 @@ class HttpCall(ArrivingBody):
 
     def _end(self) -> None:
         """Free what the call held, and break its circles, so that it is gone without the garbage collector."""
-        self._pieces.clear()
-        self._release()
+        self._drop()
         self.call.receive = None
         self._fault = self.call.cut = None
 

@@ -23,7 +23,7 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.edge.http_answer import HttpAnswer, ReadyAnswer
 from gateway.edge.http_body import ArrivingBody
 from gateway.edge.http_outbox import JOIN_BYTES_MAX, Outbox
-from gateway.edge.http_pacing import PacedConnection
+from gateway.edge.http_pacing import LINGER_BYTES_MAX, LINGER_TOTAL_S, PacedConnection
 from gateway.edge.http_question import Exchange, exchange_for
 from gateway.edge.lazy_timer import FOREVER
 from gateway.wire.http1 import (
@@ -59,6 +59,7 @@ class HttpConnection(PacedConnection):
         "_open",
         "_outbox",
         "_peer",
+        "_placed",
         "_write_paused",
         "_yielded",
     )
@@ -74,6 +75,8 @@ class HttpConnection(PacedConnection):
         """The client's bytes have ended, and what of them waits for a turn comes first."""
         self._outbox = Outbox(server.kit.budget, lambda: self._give_up("slow_reader"))
         self._peer: Peer = NO_PEER
+        self._placed: Exchange | None = None
+        """Whose body the next bytes are, which are received straight to their place in it."""
         self._write_paused = False
         self._dropped_bytes = 0
         self._faulted = False
@@ -91,6 +94,27 @@ class HttpConnection(PacedConnection):
         else:
             self._finished = True
             self._transport.close()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        reading = self._reading
+        place = None if reading is None else reading.place(self._codec.open_bytes - 1)
+        if place is None:
+            self._placed = None
+            return self._server.read_buffer  # all share it: it is read from before anything else happens
+        self._placed = reading
+        return place
+
+    def buffer_updated(self, nbytes: int) -> None:
+        reading = self._placed
+        if reading is None:
+            self.data_received(bytes(self._server.read_buffer[:nbytes]))
+            return
+        self._read_s = self._server.clock.now_s()
+        self._codec.passed(nbytes)
+        try:
+            reading.placed(nbytes)
+        except Exception as fault:
+            self._broken(fault)
 
     def data_received(self, data: bytes) -> None:
         if self._finished:
@@ -389,7 +413,8 @@ class HttpConnection(PacedConnection):
             return
         if linger and transport.can_write_eof():
             self._lingering = True
-            self._read_s = self._server.clock.now_s()
+            self._read_s = now_s = self._server.clock.now_s()
+            self._linger_until_s = now_s + LINGER_TOTAL_S
             transport.write_eof()
             self._pause_reading(False)
         else:
@@ -408,10 +433,12 @@ class HttpConnection(PacedConnection):
                 exchange.abandon()
 
     def _drop(self, size: int) -> None:
-        """Input while lingering: dropped, up to the policy's bound; then the client is left to wait for the end."""
+        """Input while lingering: dropped, up to the bound; then the client is left to wait for the end."""
         self._dropped_bytes += size
-        if self._lingering and self._dropped_bytes > self._server.limits.drain_bytes_max:
-            self._pause_reading(True)
+        if self._lingering:
+            self._read_s = self._server.clock.now_s()
+            if self._dropped_bytes > LINGER_BYTES_MAX:
+                self._pause_reading(True)
 
     def _broken(self, fault: Exception) -> None:
         self._server.observer.internal_fault("http")

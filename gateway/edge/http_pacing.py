@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 
 UNWANTED_BODY_BYTES = 256 * 1024
 LINGER_S = 2.0
-"""After an answer that ends a connection with input unread, the client gets this long to read it: a close with unread
-input resets the connection, and the reset can overtake the answer."""
+"""After an answer that ends a connection with input unread, the client gets this long to read it, or to send more: a
+close with unread input resets the connection, and the reset can overtake the answer."""
+LINGER_BYTES_MAX = 64 * 1024 * 1024
+"""So much of that input is read on and dropped (RFC 9112 section 9.6): many clients send all of a body before they read
+the first byte of an answer. Beyond it the client is left to wait for the end."""
+LINGER_TOTAL_S = 30.0
+"""And so long at most: who sends in drips does not hold a connection for ever."""
 
 
-class PacedConnection(asyncio.Protocol):
+class PacedConnection(asyncio.BufferedProtocol):
     """Pauses reading and sees to the time-outs. Who derives from it says what is read and written, and calls
     `_regulate` after each step.
     """
@@ -31,6 +36,7 @@ class PacedConnection(asyncio.Protocol):
         "_finished",
         "_head_s",
         "_held_s",
+        "_linger_until_s",
         "_lingering",
         "_mark_bytes",
         "_read_s",
@@ -50,6 +56,7 @@ class PacedConnection(asyncio.Protocol):
         """Whose body arrives."""
         self._finished = False
         self._lingering = False
+        self._linger_until_s = FOREVER
         self._reading_paused = False
         self._read_s = 0.0
         self._head_s = 0.0
@@ -103,7 +110,7 @@ class PacedConnection(asyncio.Protocol):
         """When what is waited for from the client is overdue."""
         limits = self._server.limits
         if self._lingering:
-            return self._read_s + LINGER_S
+            return min(self._read_s + LINGER_S, self._linger_until_s)
         if self._finished:
             return FOREVER
         phase = self._codec.phase

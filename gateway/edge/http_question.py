@@ -135,6 +135,13 @@ class HttpQuestion:
         else:
             self._body += data
 
+    def place(self, size: int) -> memoryview | None:
+        """Its body is small."""
+        return None
+
+    def placed(self, size: int) -> None:
+        raise AssertionError("no place was given")
+
     def end_body(self) -> None:
         self._complete = True
         self._wake()

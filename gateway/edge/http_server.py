@@ -33,9 +33,10 @@ _log = logging.getLogger("sluice.edge")
 LISTEN_KEY = "gateway.listen.http"
 CUT_GRACE_S = 1.0
 """After the drain limit, this long for the errors that cut calls short to be written."""
+READ_BYTES = 256 * 1024
 REQUEST_LINE_BYTES_MAX = 8192
-BODY_BYTES_MAX = 2**31 - 1
-"""Triton's own bound of a Content-Length; each model has its own, smaller one."""
+BODY_BYTES_MAX = 2**63 - 1
+"""What a Content-Length may say at all: each model has its own bound, and the refusal is to name that one."""
 
 
 def codec_limits(limits: HttpLimits) -> Http1Limits:
@@ -100,6 +101,8 @@ class HttpServer:
         self._tls = tls
         if tls is not None:
             tls.has_room = self._has_room
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        """Of all connections."""
         self.draining = False
         self.headers_dropped = 0
         self._connections: dict[HttpConnection, None] = {}  # in the order of arrival, so that an end is in order too
@@ -124,7 +127,7 @@ class HttpServer:
         self._listener, bound = await listen_on(address, LISTEN_KEY, self._protocol)
         return bound
 
-    def _protocol(self) -> asyncio.Protocol:
+    def _protocol(self) -> asyncio.BaseProtocol:
         return HttpConnection(self) if self._tls is None else self._tls.protocol(lambda: HttpConnection(self))
 
     def _has_room(self) -> bool:

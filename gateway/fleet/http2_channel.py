@@ -16,13 +16,13 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.core.faults import UpstreamFault
 from gateway.fleet.http2_dial import Dialler
 from gateway.fleet.http2_faults import lost
-from gateway.fleet.http2_link import Http2Link, Keepalive
+from gateway.fleet.http2_link import READ_BYTES, Http2Link, Keepalive
 from gateway.runtime.clock import Clock
 from gateway.runtime.wheel import Timer, TimerWheel
 from gateway.wire.http2 import StreamUnavailable
@@ -81,6 +81,8 @@ class Surroundings:
     clock: Clock
     wheel: TimerWheel
     chance: random.Random
+    read_buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
+    """Of all links."""
 
 
 class Startable(Protocol):
@@ -233,7 +235,15 @@ class Http2Channel:
 
         def make() -> Http2Link:
             dialler = around.dialler
-            link = Http2Link(self, dialler.authority, dialler.scheme, around.keepalive, around.clock, around.wheel)
+            link = Http2Link(
+                self,
+                dialler.authority,
+                dialler.scheme,
+                around.keepalive,
+                around.clock,
+                around.wheel,
+                around.read_buffer,
+            )
             links.append(link)
             return link
 

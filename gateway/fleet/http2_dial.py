@@ -31,13 +31,13 @@ class DialTls:
     server_name: str
 
 
-Dial = Callable[[str, int, DialTls | None, Callable[[], asyncio.Protocol]], Awaitable[None]]
+Dial = Callable[[str, int, DialTls | None, Callable[[], asyncio.BaseProtocol]], Awaitable[None]]
 """The network: connect to an address (no name) and a port, shake hands, and give the connection to the protocol that
 the factory makes. Raises OSError (`ssl.SSLError` is one).
 """
 
 
-async def dial(address: str, port: int, tls: DialTls | None, make: Callable[[], asyncio.Protocol]) -> None:
+async def dial(address: str, port: int, tls: DialTls | None, make: Callable[[], asyncio.BaseProtocol]) -> None:
     """A `Dial` on the machine's network."""
     loop = asyncio.get_running_loop()
     found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
@@ -118,7 +118,7 @@ class Dialler:
         """What requests say of whom they ask."""
         self.scheme = b"http" if tls is None else b"https"
 
-    async def connect(self, make: Callable[[], asyncio.Protocol]) -> None:
+    async def connect(self, make: Callable[[], asyncio.BaseProtocol]) -> None:
         """Raises OSError, of the last address that was tried; ValueError for a name or TLS files that are of no use."""
         tls = self._tls
         if tls is None and self._material is not None:

@@ -27,6 +27,9 @@ from gateway.wire.http2 import ErrorCode, Http2Client, Http2Limits, Stream
 
 _log = logging.getLogger("sluice.fleet")
 
+READ_BYTES = 256 * 1024
+BEHIND_REST_BYTES = 4096
+"""So much is read of what stands behind a large frame: of the next one only the beginning is to be copied."""
 JOIN_BYTES_MAX = 64 * 1024
 """What leaves in one turn is joined for one write up to this size; larger pieces are handed over as they are."""
 WRITE_HIGH_BYTES = 256 * 1024
@@ -41,6 +44,8 @@ HEADER_BLOCK_BYTES_MAX = 16 * 1024 * 1024
 
 LIMITS = Http2Limits(
     window_bytes=UNREAD_BYTES_MAX,
+    # A large frame is received straight to its place in the message.
+    frame_max_bytes=256 * 1024,
     connection_window_bytes=64 * 1024 * 1024,
     header_list_max_bytes=METADATA_BYTES_MAX,
     # More than what is kept of it: a caller can have Triton quote him at any length, which must not end the connection.
@@ -88,7 +93,7 @@ class LinkOwner(Protocol):
         ...
 
 
-class Http2Link(asyncio.Protocol):
+class Http2Link(asyncio.BufferedProtocol):
     """Made for one attempt to connect; `owner` hears of it what `LinkOwner` says."""
 
     __slots__ = (
@@ -102,6 +107,8 @@ class Http2Link(asyncio.Protocol):
         "_owner",
         "_paused",
         "_ping_sent_s",
+        "_placed",
+        "_read_buffer",
         "_received_s",
         "_scheduled",
         "_scheme",
@@ -129,14 +136,18 @@ class Http2Link(asyncio.Protocol):
         keepalive: Keepalive,
         clock: Clock,
         wheel: TimerWheel,
+        read_buffer: memoryview,
     ) -> None:
-        """Inside the event loop."""
+        """Inside the event loop. Links may share a `read_buffer`: it is read from before anything else happens."""
         self._owner = owner
         self._authority = authority
         self._scheme = scheme
         self._keepalive = keepalive
         self._now_s: Callable[[], float] = clock.now_s
         self._wheel = wheel
+        self._read_buffer = read_buffer
+        self._placed = False
+        """The codec knows where the next bytes are to be."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._paused = False
@@ -180,6 +191,23 @@ class Http2Link(asyncio.Protocol):
         self._received_s = self._now_s()
         self._timer = self._wheel.call_later(self._keepalive.every_s, self._look_alive)
         self._flush()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        codec = self.codec
+        rest = codec.rest_bytes
+        if not rest:
+            self._placed = False
+            return self._read_buffer
+        place = codec.place()
+        self._placed = place is not None
+        return self._read_buffer[: rest + BEHIND_REST_BYTES] if place is None else place
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if not self._placed:
+            self.data_received(bytes(self._read_buffer[:nbytes]))
+            return
+        self._received_s = now_s = self._now_s()
+        self.codec.placed(nbytes, now_s)
 
     def data_received(self, data: bytes) -> None:
         codec = self.codec

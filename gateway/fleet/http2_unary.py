@@ -201,6 +201,17 @@ class UnaryCall(Stream):
         else:
             link.codec.acknowledge(self, stop - start)
 
+    def place(self, size: int) -> memoryview | None:
+        return None if self._reader is None else self._reader.place(size)
+
+    def on_placed(self, size: int) -> None:
+        link, reader = self._link, self._reader
+        assert link is not None
+        assert reader is not None
+        link.answers += 1
+        reader.placed(size)
+        link.codec.acknowledge(self, size)
+
     def on_trailers(self, block: HeaderBlock) -> None:
         self._end(read_block(block))
 

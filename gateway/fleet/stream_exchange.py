@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class StreamExchange:
     """Made by the transport for one call; lives until its reply is closed."""
 
-    __slots__ = ("_attempt", "_call", "_connection", "_failed", "_flow", "_sent_s", "_session", "_transport")
+    __slots__ = ("_attempt", "_call", "_connection", "_count", "_failed", "_flow", "_sent_s", "_session", "_transport")
 
     def __init__(
         self,
@@ -44,6 +44,8 @@ class StreamExchange:
         self._connection = connection
         self._sent_s = sent_s
         self._failed = False
+        self._count = 0
+        """Responses that were given out."""
         self._flow: Flow | None = None
 
     async def begin(self, message: bytes) -> StreamReply:
@@ -79,7 +81,7 @@ class StreamExchange:
                 streamed = await flow.next()
             except UpstreamFault as fault:
                 self._transport.lost_model(self._call, self._attempt, self._connection, self._sent_s, fault)
-                self._transport.fail(self._call, self._attempt, fault, judged=self._failed)
+                self._transport.fail(self._call, self._attempt, fault, judged=self._failed, responses=self._count)
             except GatewayError as error:
                 if not self._failed:
                     self._transport.broken(self._call, self._attempt, error)
@@ -89,6 +91,7 @@ class StreamExchange:
                 return None
             response = self._response(streamed)
             if response is not None:
+                self._count += 1
                 return response
 
     def _response(self, streamed: StreamedResponse) -> Response | None:

@@ -146,8 +146,12 @@ class ReplicaTransport:
             self._outcomes[outcome] += 1
         return now_s
 
-    def fail(self, call: Call, attempt: Attempt, fault: UpstreamFault, *, judged: bool = False) -> NoReturn:
-        """`judged`: the attempt has failed before, in another way; it is that which counts."""
+    def fail(
+        self, call: Call, attempt: Attempt, fault: UpstreamFault, *, judged: bool = False, responses: int = 0
+    ) -> NoReturn:
+        """`judged`: the attempt has failed before, in another way; it is that which counts. `responses` of a stream had
+        come by then.
+        """
         row = classify(fault)
         if judged:
             self._teach(call, attempt, row.outcome)
@@ -155,7 +159,7 @@ class ReplicaTransport:
             self.judge(call, attempt, fault, row)
         if row.outcome is Outcome.EXPIRED:
             raise GatewayError(Reason.DEADLINE, "the deadline passed while the model server had the request") from fault
-        raise to_error(fault, row) from fault
+        raise to_error(fault, row, responses) from fault
 
     def judge(self, call: Call, attempt: Attempt, fault: UpstreamFault, row: Row) -> None:
         """Close the attempt by `fault`, and teach what it teaches."""

@@ -93,9 +93,10 @@ class AdmitLayer:
         elif decision.why == "no_replica":
             raise no_replica(call.model, trail.version_routed)
         else:
+            trail.queued_ahead = waiting = admission.waiting
             raise GatewayError(
                 Reason.QUEUE_FULL,
-                f"{admission.waiting} calls wait already for model '{shown(call.model)}' version "
+                f"{waiting} calls wait already for model '{shown(call.model)}' version "
                 f"{trail.version_routed}; try again later",
                 retry_after_s=1.0,
             )

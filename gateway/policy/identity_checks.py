@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import Struct, structs
+
 from gateway.core.header_names import EXPLAIN, PEERS_OWN_PREFIXES, REQUEST_ID, never_forwarded
 from gateway.policy.decode import Document
 from gateway.policy.identity import parse_network
 from gateway.policy.identity_jwt import KEYS_BYTES_MAX as JWT_KEYS_BYTES_MAX
 from gateway.policy.identity_jwt import check_jwt_keys
-from gateway.policy.identity_schema import ALGORITHMS
+from gateway.policy.identity_schema import ALGORITHMS, HeaderPolicy, JwtPolicy, MtlsPolicy
 from gateway.policy.identity_subjects import SUBJECTS_BYTES_MAX, parse_subjects
 from gateway.policy.problems import Path, PolicyError, Problems, printable
 from gateway.policy.schema import FleetPolicy
@@ -23,6 +25,7 @@ ReadFile = Callable[[Any, Path, str, int, Problems], bytes | None]
 
 _KINDS = {"api_key": "keys_file", "jwt": "jwt", "mtls": "mtls", "header": "header"}
 """Mode to the key that declares what it needs."""
+_DECLARED: dict[str, type[Struct]] = {"jwt": JwtPolicy, "mtls": MtlsPolicy, "header": HeaderPolicy}
 _LISTEN: Path = ("gateway", "listen", "tls")
 
 
@@ -37,10 +40,8 @@ def check_identity(fleet: Fleet, problems: Problems) -> None:
     if mode == "any" and len(given) < 2:
         names = ", ".join(f"`{key}`" for key in _KINDS.values())
         add(("identity", "mode"), f"`any` with {len(given)} kinds to choose from", f"declare two or more of {names}")
-    elif mode in _KINDS and mode not in given:
-        what = "name the file of key hashes" if mode == "api_key" else "declare what is taken"
-        if not fleet.given("identity", _KINDS[mode]):
-            add(("identity", "mode"), f"`{mode}` needs `{_KINDS[mode]}`", what)
+    elif mode in _KINDS and mode not in given and not fleet.given("identity", _KINDS[mode]):
+        add(("identity", "mode"), f"`mode: {mode}` needs `identity.{_KINDS[mode]}`", _declare(mode))
     for kind in given:
         if mode in ("any", kind, None):
             continue
@@ -50,6 +51,15 @@ def check_identity(fleet: Fleet, problems: Problems) -> None:
         add(path, f"`{_KINDS[kind]}` is given, but with `mode: {mode}` {nobody}", remedy)
     _header(fleet, problems)
     _client_certificates(fleet, "mtls" in given, mode, problems)
+
+
+def _declare(mode: str) -> str:
+    """What to write for a mode whose key is missing."""
+    policy = _DECLARED.get(mode)
+    if policy is None:
+        return "name the file of key hashes there"
+    needed = [f"`{field.encode_name}`" for field in structs.fields(policy) if field.required]
+    return f"declare it with {' and '.join(filter(None, (', '.join(needed[:-1]), needed[-1])))}"
 
 
 def _header(fleet: Fleet, problems: Problems) -> None:

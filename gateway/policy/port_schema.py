@@ -38,7 +38,12 @@ class HttpLimits(Strict, frozen=True, kw_only=True):
     ] = 30_000
     drain_bytes_max: Annotated[
         int,
-        Meta(ge=0, le=64 * MIB, description="After an early refusal, at most this much of a body is read and dropped."),
+        Meta(
+            ge=0,
+            le=64 * MIB,
+            description="After an early refusal a rest of the body up to this is read and dropped, and the connection "
+            "kept; a longer one ends the connection: docs/operations.md says how.",
+        ),
     ] = 64 * KIB
     pipeline_max: Annotated[
         int, Meta(ge=1, le=1000, description="Requests of one connection that may wait for answers.")

@@ -67,7 +67,11 @@ RECORD: tuple[Field, ...] = (
         "Of a stream `upstream` lasts to its first response and `write` to its last.",
     ),
     Field("replicas_ready", "integer", "Replicas that could have taken the call when it was routed."),
-    Field("queued_ahead", "integer", "Calls that waited before it when it began to wait."),
+    Field(
+        "queued_ahead",
+        "integer",
+        "Calls that waited before it when it began to wait, or was refused because so many did.",
+    ),
     Field("in_flight_at_admit", "integer", "Calls in flight for this version when it got its permit."),
     Field("limit_at_admit", "integer", "How many could have been."),
     Field("attempt_count", "integer", "Sends to replicas."),

@@ -13,6 +13,21 @@ BACKLOG = 1024
 class ListenError(Exception):
     """A port cannot be opened. The text names the address, the policy key, and what to do."""
 
+    def __init__(self, address: str, key: str, problem: str, remedy: str) -> None:
+        """`remedy` has the place that is to be changed as `{place}`."""
+        self.address = address
+        self.key = key
+        self._told = (problem, remedy)
+        super().__init__(self._text(f"{key} in fleet.yaml", key))
+
+    def text_for_option(self, option: str) -> str:
+        """The same where the address was given as `option` of the command, and not in fleet.yaml."""
+        return self._text(f"given as {option}", option)
+
+    def _text(self, where: str, place: str) -> str:
+        problem, remedy = self._told
+        return f"cannot listen on {self.address} ({where}): {problem}; {remedy.format(place=place)}"
+
 
 def split_address(address: str) -> tuple[str, int]:
     """`host:port` or `[host]:port` as the policy has it. Raises ValueError."""
@@ -39,11 +54,12 @@ async def listen_on(address: str, key: str, protocol: Callable[[], asyncio.BaseP
 
 def listen_error(address: str, key: str, error: OSError) -> ListenError:
     """What `error` means for `address`, which stands under the policy key `key` in fleet.yaml."""
-    where = f"cannot listen on {address} ({key} in fleet.yaml)"
     if error.errno == errno.EADDRINUSE:
-        return ListenError(f"{where}: the port is in use; stop the process that uses it, or change {key}")
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return ListenError(f"{where}: not permitted; ports below 1024 need a right of their own, or change {key}")
-    if error.errno == errno.EADDRNOTAVAIL:
-        return ListenError(f"{where}: this machine has no such address; change {key}")
-    return ListenError(f"{where}: {error.strerror or error}; change {key} or the machine's settings")
+        told = "the port is in use", "stop the process that uses it, or change {place}"
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        told = "not permitted", "ports below 1024 need a right of their own, or change {place}"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        told = "this machine has no such address", "change {place}"
+    else:
+        told = error.strerror or str(error), "change {place} or the machine's settings"
+    return ListenError(address, key, *told)

@@ -15,11 +15,12 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from gateway.core.call import Call
 from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faults import UpstreamFault
 from gateway.core.header_names import HOP_BY_HOP
-from gateway.core.reply import Reply
+from gateway.core.reply import Reply, Response, StreamReply
 from gateway.fleet.http_get import HttpGetter
 from tests.support.field_http import ask
 from tests.support.http_answer import Answer
@@ -45,9 +46,21 @@ ELEMENTS = 500
 """Some 2 kB of JSON, as in the case."""
 
 
+def answered(call: Call) -> Reply:
+    """One response, to `infer` and to `generate` alike."""
+    message = infer_response(elements=ELEMENTS)
+    if call.session is None:
+        return Reply(message)
+
+    async def end() -> None:
+        return None
+
+    return StreamReply(Response(message), end, ordered=False)
+
+
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    edge = Edge(ReceivingService(lambda call: Reply(infer_response(elements=ELEMENTS))))
+    edge = Edge(ReceivingService(answered))
     async with running(edge) as (host, port):
         yield f"{host}:{port}"
 
@@ -101,6 +114,14 @@ async def test_answers_to_inference_are_what_their_headers_say(address: str, wis
         ("/v2/models/fraud", None, "GET", 200),
         ("/v2/models/fraud/ready", None, "GET", 200),
         ("/v2/models/fraud/config", None, "GET", 200),
+        ("/v2/models/fraud/generate", b'{"x":1}', "POST", 200),
+        ("/v2/models/fraud/generate", b"not JSON", "POST", 400),
+        ("/v2/models/fraud/stats", None, "GET", 200),
+        ("/v2/models/stats", None, "GET", 200),
+        ("/v2/models/absent/stats", None, "GET", 404),
+        ("/v2/repository/index", b"", "POST", 200),
+        ("/v2/repository/index", b"{}", "POST", 200),
+        ("/v2/repository/index", b"not JSON", "POST", 400),
         ("/v2/models/absent", None, "GET", 404),
         ("/v2/nowhere", None, "GET", 404),
         ("/v2/models/fraud/infer", None, "GET", 405),

@@ -7,6 +7,8 @@ that comes while the body is withheld. The body is itself the bytes of a request
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -14,9 +16,10 @@ import pytest
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.reply import Reply
+from gateway.edge.http_pacing import LINGER_S
 from gateway.policy.schema import HttpLimits
 from tests.unit.edge_clients import WAIT_S, Client, get, infer_body, post, read_answers, talk
-from tests.unit.edge_driving import Edge, ReceivingService, running
+from tests.unit.edge_driving import MIB, Edge, ReceivingService, running
 
 HIDDEN = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 """41 bytes that are a body and look like a request."""
@@ -204,3 +207,39 @@ async def test_a_withheld_body_holds_no_memory_and_ends_by_its_own_time_out() ->
         assert answer.headers["x-sluice-reason"] == "slow_body"
         assert await client.ended()
         await client.close()
+
+
+async def _sent_whole_before_reading(address: tuple[str, int], body_bytes: int) -> tuple[bytes, float]:
+    """What a client sees that sends all of its request before it reads, and how long that took, in seconds."""
+
+    def client() -> bytes:
+        answer = bytearray()
+        with socket.create_connection(address, timeout=WAIT_S) as plain:
+            plain.sendall(post(body=bytes(body_bytes), Inference_Header_Content_Length="100"))
+            while chunk := plain.recv(65536):
+                answer += chunk
+        return bytes(answer)
+
+    begun_s = time.monotonic()
+    return await asyncio.to_thread(client), time.monotonic() - begun_s
+
+
+@pytest.mark.parametrize("mib", [1, 20, 60])
+async def test_a_client_that_sends_all_of_a_refused_body_before_it_reads_gets_the_refusal_at_once(mib: int) -> None:
+    edge = Edge(ReceivingService(), body_bytes_max=1000)
+    async with running(edge) as address:
+        answer, took_s = await _sent_whole_before_reading(address, mib * MIB)
+    (refusal,) = read_answers(answer)
+    assert refusal.status == 413
+    assert refusal.headers["connection"] == "close"
+    assert took_s < LINGER_S / 2, "it was waited for, not read"
+
+
+async def test_a_refused_body_that_is_short_leaves_the_connection_open_at_once() -> None:
+    edge = Edge(ReceivingService(), body_bytes_max=1000)
+    async with running(edge) as address:
+        begun_s = time.monotonic()
+        answers = await talk(address, post(body=bytes(60_000)) + TRUE_NEXT)
+    assert [answer.status for answer in answers] == [413, 200]
+    assert "connection" not in answers[0].headers
+    assert time.monotonic() - begun_s < LINGER_S / 2

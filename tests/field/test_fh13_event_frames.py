@@ -10,13 +10,19 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from gateway.wire.sse import SseDecoder
+from tests.support.clock import ManualClock
 from tests.support.http_answer import unchunked
 from tests.unit.edge_clients import WAIT_S, post
-from tests.unit.edge_driving import Edge, StreamingService, running
+from tests.unit.edge_driving import Edge, StreamingService, running, turns
 
 STREAM = "/v2/models/fraud/generate_stream"
 BODY = b'{"x":1}'
 TEXTS = [":\n\n", "data: x", "\r\n", "é", "😀", "a" * 200_000, ""]
+
+FIRST_EVENT_S = 0.05
+"""The case's bound: so long after a response its event is on the wire."""
+EVENT_END = b"\n\n\r\n"
+"""Of a chunk with one event; texts cannot hold it, since line ends are escaped in JSON."""
 
 _DATA = re.compile(rb"^data: ", re.MULTILINE)
 
@@ -131,6 +137,31 @@ async def test_each_event_is_passed_on_when_it_comes(service: StreamingService) 
         stream.end()
         assert await reader.readexactly(5) == b"0\r\n\r\n"
         writer.close()
+
+
+async def test_every_event_the_first_one_too_leaves_within_50_ms_of_its_response(service: StreamingService) -> None:
+    """On a clock that only this test moves: whatever waits in the edge for time to pass, waits here as long."""
+    edge = Edge(service, clock=ManualClock())
+    client = edge.connect()
+    client.feed(post(STREAM, BODY))
+    stream = await service.next()
+    for number, text in enumerate(TEXTS, 1):
+        edge.advance(0.7)  # the model takes its time
+        await turns()
+        assert client.sent.count(EVENT_END) == number - 1
+        said_s = edge.clock.now_s()
+        stream.say(text)
+        await turns()
+        while client.sent.count(EVENT_END) < number:
+            assert edge.clock.now_s() - said_s < FIRST_EVENT_S
+            edge.advance(0.005)
+            await turns()
+    stream.end()
+    await turns()
+    _, _, body = bytes(client.sent).partition(b"\r\n\r\n")
+    chunks, _ = unchunked(body)
+    assert texts(chunks) == TEXTS
+    edge.nothing_is_left()
 
 
 async def test_a_reader_that_takes_its_time_loses_nothing(service: StreamingService) -> None:

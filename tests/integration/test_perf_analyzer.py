@@ -11,6 +11,7 @@ import pytest
 
 from deploy.local import LocalFleet
 from load.perf_analyzer import options
+from load.perf_inputs import model_words
 from load.perf_tool import PerfAnalyzer, ensure_perf_analyzer, run_perf_analyzer
 from tests.support.gateway_process import GatewayProcess
 from tests.support.load_tools import counted_so_far
@@ -107,3 +108,22 @@ def test_it_runs_over_streams(
     found = run_perf_analyzer(perf_analyzer, _options(address, "grpc", streaming=True), timeout_s=TIMEOUT_S)
     assert found.requests
     assert found.p99_us is not None
+
+
+@pytest.mark.parametrize(
+    ("model", "protocol", "streaming"),
+    [("identity", "http", False), ("accumulator", "grpc", False), ("accel", "http", False), ("streamer", "grpc", True)],
+)
+def test_it_runs_with_the_inputs_that_a_model_wants(
+    perf_analyzer: PerfAnalyzer,
+    streaming_gateway: GatewayProcess,
+    model: str,
+    protocol: Literal["http", "grpc"],
+    streaming: bool,
+) -> None:
+    """Where random ones of the declared shape will not do."""
+    address = streaming_gateway.http if protocol == "http" else streaming_gateway.grpc
+    with model_words(model, ()) as words:
+        told = _options(address, protocol, *words, streaming=streaming, model=model)
+        found = run_perf_analyzer(perf_analyzer, told, timeout_s=TIMEOUT_S)
+    assert found.requests

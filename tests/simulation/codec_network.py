@@ -62,7 +62,9 @@ class CodecWays:
         self.network.clients.append(client)
         return client
 
-    async def dial(self, address: str, port: int, tls: DialTls | None, make: Callable[[], asyncio.Protocol]) -> None:
+    async def dial(
+        self, address: str, port: int, tls: DialTls | None, make: Callable[[], asyncio.BaseProtocol]
+    ) -> None:
         """`Dial`: a machine that is gone answers nothing, one in a black hole nothing before that heals."""
         network, where = self.network, f"{address}:{port}"
         await asyncio.sleep(self._delay_s * (0.5 + self.chance.random()))

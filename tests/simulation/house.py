@@ -187,7 +187,7 @@ class RealHouse:
     def closed(self) -> bool:
         return self.assembly.draining
 
-    def accept(self) -> asyncio.Protocol | None:
+    def accept(self) -> asyncio.BaseProtocol | None:
         return HttpConnection(self.http)
 
     def knows(self, model: str) -> bool:

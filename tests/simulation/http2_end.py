@@ -8,6 +8,7 @@ as gRPC does and the `h2` package does not, and it returns windows when its user
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -16,6 +17,9 @@ from dataclasses import dataclass
 import hpack
 
 from tests.simulation.pipe import PipeTransport
+
+# Called for each number of each header block, where nobody listens.
+logging.getLogger("hpack").setLevel(logging.INFO)
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)

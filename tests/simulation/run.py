@@ -59,7 +59,7 @@ class House(Protocol):
         """It takes no new clients any more."""
         ...
 
-    def accept(self) -> asyncio.Protocol | None:
+    def accept(self) -> asyncio.BaseProtocol | None:
         """The edge's end of a new client connection; None if this house has no edge that bytes can enter by."""
         ...
 

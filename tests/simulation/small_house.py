@@ -170,7 +170,7 @@ class SmallHouse:
     def closed(self) -> bool:
         return self._stopping
 
-    def accept(self) -> asyncio.Protocol | None:
+    def accept(self) -> asyncio.BaseProtocol | None:
         return None
 
     def knows(self, model: str) -> bool:

@@ -224,7 +224,9 @@ class World:
             raise OSError(f"no such name: {host}")
         return self.names[host]
 
-    async def dial(self, address: str, port: int, tls: DialTls | None, make: Callable[[], asyncio.Protocol]) -> None:
+    async def dial(
+        self, address: str, port: int, tls: DialTls | None, make: Callable[[], asyncio.BaseProtocol]
+    ) -> None:
         self.dials.append(self.loop.time())
         self.dialled.append(address)
         self.dialling += 1

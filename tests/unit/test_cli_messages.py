@@ -4,6 +4,7 @@ traceback.
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import pytest
 
 import deploy.local.__main__ as local
 from deploy.local.check import Problem
-from gateway.cli import COMMANDS, main
+from gateway.app import StartError
+from gateway.cli import COMMANDS, main, parse
 from gateway.cli.infer_request import shape_of
+from gateway.cli.serve import PORTS, start_text
 from gateway.policy.keys import parse_keys
+from gateway.runtime.listen import listen_error
 from tests.simulation.runner import main as simulation
 
 NOWHERE = "/nonexistent/out.json"
@@ -104,7 +108,7 @@ def test_the_local_fleets_up_checks_the_machine_like_check(
     """`up` shares `_check` with the command `check`, whose arguments it therefore has to have."""
     asked: list[object] = []
 
-    def lacking(replicas: int, ports: list[int]) -> list[Problem]:
+    def lacking(replicas: int, ports: list[int], tools: tuple[str, ...]) -> list[Problem]:
         asked.append((replicas, len(ports)))
         return [Problem("memory is missing", "buy some")]
 
@@ -118,7 +122,7 @@ def test_the_local_fleets_up_checks_the_machine_like_check(
 def test_the_local_fleet_names_a_file_that_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(local, "preflight", lambda replicas, ports: [])
+    monkeypatch.setattr(local, "preflight", lambda replicas, ports, tools: [])
     assert local.main(["check", "--any-ports", "--json", NOWHERE]) == local.FAILED
     assert NOWHERE in said(capsys)
     assert local.main(["check", "--any-ports", "--json", "-"]) == local.DONE
@@ -128,6 +132,24 @@ def test_the_local_fleet_names_a_file_that_cannot_be_written(
 def test_serve_refuses_one_port_for_two_listeners_before_it_opens_any(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "policies", "--http", "127.0.0.1:8001"]) == 2
     assert "--http: 127.0.0.1:8001 clashes with 0.0.0.0:8001 of gateway.listen.grpc" in said(capsys)
+
+
+def test_serve_names_both_options_where_they_clash(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "policies", "--http", "127.0.0.1:9000", "--grpc", "127.0.0.1:9000"]) == 2
+    assert "--http: 127.0.0.1:9000 clashes with 127.0.0.1:9000 of --grpc" in said(capsys)
+
+
+@pytest.mark.parametrize("name", PORTS)
+def test_serve_names_the_option_where_an_address_came_from_one(name: str) -> None:
+    fault = listen_error("203.0.113.1:9000", f"gateway.listen.{name}", OSError(errno.EADDRNOTAVAIL, "no"))
+    error = StartError(str(fault))
+    error.__cause__ = fault
+    given = start_text(error, parse(["serve", f"--{name}", "203.0.113.1:9000"]))
+    assert given == (
+        f"cannot listen on 203.0.113.1:9000 (given as --{name}): this machine has no such address; change --{name}"
+    )
+    other = next(each for each in PORTS if each != name)
+    assert f"(gateway.listen.{name} in fleet.yaml)" in start_text(error, parse(["serve", f"--{other}", "127.0.0.1:1"]))
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,19 @@ async def test_a_declared_body_over_the_models_limit_is_refused_before_it_comes(
     assert client.ended
 
 
+@pytest.mark.parametrize("length", [101, 2**31, 99_999_999_999, 2**63 - 1])
+async def test_however_large_a_declared_body_it_is_the_models_limit_that_is_named(length: int) -> None:
+    edge = Edge(ReceivingService(), body_bytes_max=100)
+    client = edge.connect()
+    client.feed(post(body=b"", Content_Length=str(length), Inference_Header_Content_Length="10"))
+    await turns()
+    (answer,) = read_answers(bytes(client.sent))
+    assert answer.status == 413
+    assert answer.error == f"the body has {length} bytes; this model takes at most 100"
+    assert answer.headers["x-sluice-model"] == "fraud"
+    edge.nothing_is_left()
+
+
 async def test_a_chunked_body_is_refused_at_the_byte_that_goes_over() -> None:
     edge = Edge(ReceivingService(), body_bytes_max=100)
     client = edge.connect()

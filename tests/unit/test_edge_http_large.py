@@ -18,7 +18,7 @@ from gateway.wire.kserve.http_request import ALL_JSON, decode_http_infer
 from gateway.wire.kserve.http_response import encode_http_infer
 from tests.support.clock import ManualClock
 from tests.unit.edge_clients import infer_body, infer_response, post, read_answers
-from tests.unit.edge_driving import Edge, GatedService, ReceivingService, running, turns
+from tests.unit.edge_driving import Edge, GatedService, MemoryTransport, ReceivingService, running, turns
 
 LARGE = infer_body([float(number) + 0.25 for number in range(100_000)])
 LARGE_TURNS = 80
@@ -194,3 +194,66 @@ async def test_steps_end_with_their_value_or_with_what_the_check_says() -> None:
 
     with pytest.raises(GatewayError, match="too late"):
         await in_steps(steps(), check)
+
+
+def received(edge: Edge, transport: MemoryTransport, data: bytes) -> int:
+    """Give the connection what an event loop would receive, where it wants it; how many bytes were received straight to
+    their place. The buffer is held on to meanwhile, as event loops do.
+    """
+    protocol, shared, to_place = transport.protocol, edge.server.read_buffer, 0
+    while data:
+        buffer = protocol.get_buffer(-1)
+        size = min(len(buffer), len(data))
+        buffer[:size] = data[:size]
+        protocol.buffer_updated(size)
+        to_place += size if buffer.obj is not shared.obj else 0
+        data = data[size:]
+    return to_place
+
+
+TENSOR = bytes(range(256)) * 16_384
+"""4 MiB."""
+
+
+async def test_a_large_binary_body_is_received_to_its_place_and_the_next_request_behind_it_is_another() -> None:
+    service = ReceivingService()
+    edge = Edge(service)
+    transport = edge.connect()
+    body, length = binary_body(TENSOR)
+    transport.feed(post(body=body, Inference_Header_Content_Length=length)[: -len(body)])
+    await turns(3)
+    assert received(edge, transport, body + post()) > 0.9 * len(body)
+    await turns(4)
+    assert transport.statuses == [200, 200]
+    assert service.calls[0].message == decode_http_infer(body, int(length)).message
+    edge.nothing_is_left()
+
+
+async def test_a_client_that_leaves_in_the_middle_of_such_a_body_leaves_nothing_behind() -> None:
+    edge = Edge(ReceivingService())
+    transport = edge.connect()
+    body, length = binary_body(TENSOR)
+    transport.feed(post(body=body, Inference_Header_Content_Length=length)[: -len(body)])
+    await turns(3)
+    assert received(edge, transport, body[: len(body) // 2])
+    assert edge.budget.used_bytes >= len(body)
+    transport.reset()
+    await turns(4)
+    edge.nothing_is_left()
+
+
+async def test_what_is_wrong_with_such_a_request_is_said_when_its_body_is_there() -> None:
+    service = ReceivingService()
+    edge = Edge(service)
+    transport = edge.connect()
+    body, length = binary_body(TENSOR)
+    body = body.replace(b"UINT8", b"UINT9", 1)
+    transport.feed(post(body=body, Inference_Header_Content_Length=length)[: -len(body)])
+    await turns(3)
+    received(edge, transport, body[:-1])
+    await turns(4)
+    assert transport.statuses == []
+    received(edge, transport, body[-1:] + post())
+    await turns(4)
+    assert transport.statuses == [400, 200]
+    edge.nothing_is_left()

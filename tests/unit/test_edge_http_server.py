@@ -49,6 +49,15 @@ def test_every_other_failure_names_address_and_key_too(number: int) -> None:
     assert LISTEN_KEY in text
 
 
+@pytest.mark.parametrize("number", [errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL, errno.EMFILE])
+def test_an_address_from_an_option_is_not_looked_for_in_the_file(number: int) -> None:
+    text = listen_error("1.2.3.4:80", LISTEN_KEY, OSError(number, "why")).text_for_option("--http")
+    assert "1.2.3.4:80 (given as --http)" in text
+    assert "change --http" in text
+    assert "fleet.yaml" not in text
+    assert LISTEN_KEY not in text
+
+
 async def exchange() -> None:
     """A little of everything over sockets, on whatever loop runs it."""
     service = GatedService()

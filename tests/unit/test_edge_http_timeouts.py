@@ -7,7 +7,7 @@ import pytest
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.reply import Reply
-from gateway.edge.http_pacing import LINGER_S
+from gateway.edge.http_pacing import LINGER_BYTES_MAX, LINGER_S, LINGER_TOTAL_S
 from gateway.policy.schema import HttpLimits
 from tests.support.clock import ManualClock
 from tests.unit.edge_clients import LIVE, get, post, read_answers
@@ -215,14 +215,43 @@ async def test_after_an_answer_that_ends_a_connection_the_client_may_read_it_for
     assert client.aborted
 
 
+async def test_a_client_that_still_sends_is_read_on_while_it_gets_on(edge: Edge) -> None:
+    client = edge.connect()
+    client.feed(b"NONSENSE\r\n\r\n")
+    assert client.eof_sent
+    for _ in range(5):
+        client.feed(b"x" * 300_000)
+        assert client.reads()
+        edge.advance(LINGER_S - 0.5)
+        assert not client.cut_off()
+    client.leave()
+    await turns()
+    assert client.lost
+    assert edge.budget.used_bytes == 0
+
+
+async def test_drips_after_the_last_answer_do_not_hold_the_connection_for_ever(edge: Edge) -> None:
+    client = edge.connect()
+    client.feed(b"NONSENSE\r\n\r\n")
+    for _ in range(int(LINGER_TOTAL_S)):
+        assert not client.cut_off()
+        edge.advance(1.0)
+        client.feed(b"x")
+    edge.advance(0.2)
+    assert client.cut_off()
+
+
 async def test_while_lingering_only_so_much_is_read_and_dropped(edge: Edge) -> None:
     client = edge.connect()
     client.feed(b"NONSENSE\r\n\r\n")
-    for _ in range(10):
-        if client.paused:
-            break
-        client.feed(b"x" * 16_384)
-    assert client.paused
+    piece = bytes(1024 * 1024)
+    for _ in range(LINGER_BYTES_MAX // len(piece)):
+        client.feed(piece)
+    assert client.reads()
+    client.feed(b"x")
+    assert not client.reads()
+    edge.advance(LINGER_S + 0.1)
+    assert client.cut_off()
 
 
 async def test_a_refused_body_that_does_not_come_ends_the_connection(edge: Edge) -> None:

@@ -251,13 +251,29 @@ async def test_a_stream_that_breaks_fails_every_call_that_is_out_on_it(peer: Pee
     with pytest.raises(GatewayError) as raised:
         await waiting
     assert raised.value.reason is Reason.UPSTREAM_LOST
+    assert str(raised.value) == "the connection to the model server broke before it answered"
     await reply.next()
     with pytest.raises(GatewayError) as broken:
         await reply.next()
     assert broken.value.reason is Reason.UPSTREAM_LOST
+    assert str(broken.value) == "the connection to the model server broke after 1 response"
     assert reply.failure is broken.value
     await reply.aclose(Outcome.GATEWAY_FAULT)
     assert peer.hints == [REPLICA, REPLICA]
+
+
+async def test_a_stream_that_breaks_says_how_many_responses_had_come(peer: Peer) -> None:
+    sending = peer.send(make_call(peer.session(), "a"))
+    await asyncio.sleep(0)
+    for number in range(7):
+        peer.stream.respond("a", b"%d" % number)
+    reply = await sending
+    peer.stream.end(UpstreamFault(Code.UNAVAILABLE, "Socket closed", from_peer=False))
+    for _ in range(7):
+        assert await reply.next() is not None
+    with pytest.raises(GatewayError, match=r"broke after 7 responses$"):
+        await reply.next()
+    await reply.aclose(Outcome.GATEWAY_FAULT)
 
 
 async def test_an_orderly_end_before_the_last_response_is_a_broken_stream(peer: Peer) -> None:

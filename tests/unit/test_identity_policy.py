@@ -74,7 +74,21 @@ def test_a_good_policy_is_taken(more: str, directory: Path) -> None:
 
 
 BAD = {
-    "mode without its key": ("identity: {mode: jwt}\n", 18, "`jwt` needs `jwt`"),
+    "jwt without its key": (
+        "identity: {mode: jwt}\n",
+        18,
+        "`mode: jwt` needs `identity.jwt`; declare it with `keys_file`, `issuer` and `audience`",
+    ),
+    "mtls without its key": (
+        "identity: {mode: mtls}\n",
+        18,
+        "`mode: mtls` needs `identity.mtls`; declare it with `subjects_file`",
+    ),
+    "header without its key": (
+        "identity: {mode: header}\n",
+        18,
+        "`mode: header` needs `identity.header`; declare it with `name` and `networks`",
+    ),
     "any of one": ("identity: {mode: any, keys_file: keys.yaml}\n", 18, "`any` with 1 kinds to choose from"),
     "any of none": ("identity: {mode: any}\n", 18, "`any` with 0 kinds"),
     "key without its mode": (

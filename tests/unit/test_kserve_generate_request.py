@@ -196,7 +196,10 @@ def test_bare_words_are_taken_as_on_infer() -> None:
     request = decoded(b'{"temperature":NaN,"x":Infinity}')
     assert struct.unpack("<f", request.raw_input_contents[0])[0] != 0.0
     assert request.parameters["x"].double_param == float("inf")
-    assert "not valid JSON" in refused(b'{"temperature":1e999}')
+    for no_number in (b"1e999", b"nan", b"inf", b"+Infinity"):
+        assert "not valid JSON" in refused(b'{"temperature":%b}' % no_number)
+    for no_number in (b'"NaN"', b"null"):
+        assert "temperature" in refused(b'{"temperature":%b}' % no_number)
 
 
 @pytest.mark.parametrize(

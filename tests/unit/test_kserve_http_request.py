@@ -358,6 +358,12 @@ def test_a_parameter_of_a_wrong_type_or_a_reserved_name_is_refused(text: str) ->
     refused(f'{{"parameters":{{{text}}},"inputs":[{X}]}}', f"'{name}'")
 
 
+@pytest.mark.parametrize("name", ["sequence_id", "priority", "timeout"])
+def test_a_number_that_is_too_large_is_refused_with_the_range(name: str) -> None:
+    said = f"'{name}' must be an integer from 0 to 18446744073709551615"
+    refused(f'{{"parameters":{{"{name}":18446744073709551616}},"inputs":[{X}]}}', said)
+
+
 def test_too_many_parameters_are_refused() -> None:
     many = ",".join(f'"p{index}":1' for index in range(1025))
     refused(f'{{"parameters":{{{many}}},"inputs":[{X}]}}', "1025 parameters")

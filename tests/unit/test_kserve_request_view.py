@@ -102,10 +102,16 @@ def test_a_shared_memory_parameter_of_a_tensor_is_seen_and_others_are_not() -> N
     assert not rv.read_head(b"\x0a\x01m").shared_memory
     by_input = Message(inputs=[{"name": "x"}])
     by_input.inputs[0].parameters["shared_memory_region"].string_param = "r"
-    assert rv.read_head(by_input.SerializeToString()).shared_memory
+    assert rv.read_head(by_input.SerializeToString()).shared_memory == "input 'x'"
     by_output = Message(outputs=[{"name": "x"}])
     by_output.outputs[0].parameters["shared_memory_region"].string_param = "r"
-    assert rv.read_head(by_output.SerializeToString()).shared_memory
+    assert rv.read_head(by_output.SerializeToString()).shared_memory == "output 'x'"
+    second = Message(inputs=[{"name": "in memory"}, {"name": "elsewhere"}])
+    second.inputs[1].parameters["shared_memory_region"].string_param = "r"
+    assert rv.read_head(second.SerializeToString()).shared_memory == "input 'elsewhere'"
+    region = b"\x22\x16\x0a\x14shared_memory_region"
+    name_last = b"\x2a%c%b\x0a\x01x" % (len(region) + 3, region)
+    assert rv.read_head(name_last).shared_memory == "input 'x'"
     assert rv.shared_memory_refused("input 'x'").reason is Reason.UNSUPPORTED
 
 

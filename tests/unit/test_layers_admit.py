@@ -101,6 +101,23 @@ async def test_a_full_queue_refuses_with_a_hint_when_to_come_back() -> None:
     assert books(subject) == (0, 0)
 
 
+async def test_a_call_that_a_full_queue_refuses_remembers_how_many_were_ahead_of_it() -> None:
+    inner = ScriptedService()
+    subject = layer(HandFleet(replica("a", {KEY: 1})), inner, queue_max=2)
+    waiting = [asyncio.ensure_future(subject.send(routed())) for _ in range(3)]
+    await inner.arrivals.get()
+    await asyncio.sleep(0)
+    refused = routed()
+    with pytest.raises(GatewayError, match=r"^2 calls wait already"):
+        await subject.send(refused)
+    assert refused.trail.queued_ahead == 2
+    assert not refused.trail.queued_s, "it has not waited"
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    assert books(subject) == (0, 0)
+
+
 async def test_no_replica_is_said_at_once_and_leaves_nothing_behind() -> None:
     subject = layer(HandFleet(), ScriptedService())
     for version in range(1, 500):

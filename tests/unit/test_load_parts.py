@@ -95,7 +95,7 @@ def test_wrong_usage_ends_with_2(wrong: list[str], capsys: pytest.CaptureFixture
 
 def test_an_output_that_cannot_be_written_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["compare", "--peer", "direct", "--protocol", "http", "--json", "/nonexistent/folder/out.json"])
-    assert code == 1
+    assert code == 2
     assert "/nonexistent/folder" in capsys.readouterr().err
 
 

@@ -9,10 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from deploy.local import MODELS
 from load import perf_tool
 from load.__main__ import main
 from load.errors import LoadError
 from load.perf_analyzer import document, options, table
+from load.perf_inputs import DATA, WORDS, model_words
 from load.perf_tool import PerfAnalyzer, PerfFigures, ensure_perf_analyzer, figures, run_perf_analyzer
 
 REPORT = (
@@ -102,6 +104,28 @@ def test_several_peers_have_medians_and_their_rate_over_the_direct_one_round_by_
 def test_streams_over_http_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["perf-analyzer", "--peer", "direct", "--protocol", "http", "--streaming"]) == 2
     assert "only gRPC has" in capsys.readouterr().err
+
+
+def test_a_decoupled_model_without_streams_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["perf-analyzer", "--peer", "direct", "--protocol", "grpc", "--model", "streamer"]) == 2
+    assert "streamer is decoupled; add --protocol grpc --streaming" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", sorted({*WORDS, *DATA}))
+def test_models_for_which_random_inputs_will_not_do_get_others(model: str) -> None:
+    assert model in MODELS
+    with model_words(model, ["-v"]) as words:
+        assert words[0] in ("--shape", "--input-data")
+        path = Path(words[1])
+        if model in DATA:
+            assert json.loads(path.read_text())["data"] == [DATA[model]]
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("more", [["--input-data", "zero"], ["--shape=items:3,16"]])
+def test_who_says_what_to_send_is_not_overruled(more: list[str]) -> None:
+    with model_words("ranker", more) as words:
+        assert words == []
 
 
 def _script(path: Path, text: str) -> Path:

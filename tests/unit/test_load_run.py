@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -158,7 +159,56 @@ def test_a_target_that_does_not_answer_is_told_before_anything_is_measured(
 ) -> None:
     monkeypatch.setattr("load.drive.SETTLE_S", 0.1)
     assert main(["run", scenario, "--address", "127.0.0.1:1"]) == 1
-    assert "gives no right answer to the traffic reads (identity over http): connection" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "nothing answers at 127.0.0.1:1, where the traffic reads goes (identity over http)" in said
+    assert "nothing listens on that port" in said
+    assert "--keep" not in said, "nothing was started here"
+
+
+def test_a_folder_for_pictures_that_cannot_be_used_is_told_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    for command in (["run", "steady", "--address", "127.0.0.1:1"], ["soak", "--seconds", "10"]):
+        assert main([*command, "--pictures", str(blocked / "pictures")]) == 2
+        assert f"--pictures: nothing can be written into {blocked}" in capsys.readouterr().err
+
+
+class Hangup(Echo):
+    """Takes connections, and ends them when something comes."""
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.abort()
+
+
+def test_a_target_that_hangs_up_is_told_apart_from_one_that_does_not_listen(
+    scenario: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("load.drive.SETTLE_S", 0.1)
+    with contextmanager(_serving)(Hangup) as address:
+        assert main(["run", scenario, "--address", address]) == 1
+    said = capsys.readouterr().err
+    assert "gives no right answer to the traffic reads (identity over http): it takes connections and ends" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "steady", "--scale", "abc"], "argument --scale: 'abc' is not a number above 0"),
+        (["run", "steady", "--warm-up", "x"], "argument --warm-up: 'x' is not a number from 0"),
+        (["compare", "--limit", "cpu=x"], "argument --limit: 'x' is not a number above 0"),
+        (["compare", "--rounds", "1.5"], "argument --rounds: '1.5' is not a whole number from 1"),
+        (["throughput", "--concurrency", "a"], "argument --concurrency: 'a' is not a whole number from 1"),
+    ],
+)
+def test_a_wrong_value_is_told_in_words_of_its_user(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from load import arrivals
 from load.errors import UsageError
 from load.scenario import LoadedScenario, find_scenario, load_scenario, scenario_names
 from load.scenario_schema import TrafficSpec
+from load.trace import PROBLEMS_MAX
 
 GOOD = """\
 description: An example.
@@ -310,6 +311,15 @@ def test_a_trace_in_json_lines_is_the_same(tmp_path: Path) -> None:
 )
 def test_a_trace_that_cannot_be_used_is_told_with_its_line(rows: str, said: str, tmp_path: Path) -> None:
     assert any(said in line for line in problems(TRACED, tmp_path, arrivals_csv=rows))
+
+
+def test_several_wrong_rows_of_a_trace_are_told_at_once_up_to_a_bound(tmp_path: Path) -> None:
+    said = "\n".join(problems(TRACED, tmp_path, arrivals_csv="offset_s\nsoon\n1\nlater\n"))
+    assert "arrivals.csv:2: `offset_s`" in said
+    assert "arrivals.csv:4: `offset_s`" in said
+    said = "\n".join(problems(TRACED, tmp_path, arrivals_csv="offset_s\n" + "soon\n" * 50))
+    assert said.count("`offset_s` is not") == PROBLEMS_MAX
+    assert f"the rows behind line {PROBLEMS_MAX + 1} are not looked at yet" in said
 
 
 def test_a_trace_that_is_not_there_or_not_json_is_told(tmp_path: Path) -> None:

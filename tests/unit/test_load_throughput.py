@@ -81,7 +81,7 @@ def test_a_scored_answer_is_right_within_the_last_bits_of_fp32() -> None:
 
 def test_lists_of_numbers_are_read_once_each() -> None:
     assert counts("16,64,16") == [16, 64]
-    with pytest.raises(argparse.ArgumentTypeError, match="less than 1"):
+    with pytest.raises(argparse.ArgumentTypeError, match="'0' is not a whole number from 1"):
         counts("16,0")
 
 

@@ -253,7 +253,7 @@ CASES = {
         "    health: {interval_ms: 100, recheck_ms: 200}\n    replicas: {dns: {host: h}}\n",
         (3, 44, "`recheck_ms` (200) is longer than `interval_ms` (100)"),
     ),
-    "api_key without file": fleet("identity: {mode: api_key}\n", (6, 18, "`api_key` needs `keys_file`")),
+    "api_key without file": fleet("identity: {mode: api_key}\n", (6, 18, "`mode: api_key` needs `identity.keys_file`")),
     "file without api_key": fleet(
         "identity: {keys_file: keys.yaml}\n", (6, 23, "with `mode: none` nobody is asked for a key")
     ),

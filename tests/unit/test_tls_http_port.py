@@ -11,12 +11,14 @@ import ssl
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import uvloop
 
 from gateway.core.credentials import Peer
 from gateway.core.errors import GatewayError, Reason
+from gateway.edge import http_connection
 from gateway.edge.tls_peers import TransportPeers
 from gateway.policy.schema import HttpLimits
 from gateway.runtime.tls import server_context
@@ -141,7 +143,7 @@ test_a_client_that_takes_nothing_is_cut_off = on_both_loops(_slow_reader)
 
 async def _early_refusal() -> None:
     """The refusal reaches a client that reads it only after it has sent more: nothing resets the connection before."""
-    edge = Edge(ReceivingService(), tls=context, body_bytes_max=1000, limits=HttpLimits(drain_bytes_max=400_000))
+    edge = Edge(ReceivingService(), tls=context, body_bytes_max=1000)
     async with running(edge) as address:
 
         def client() -> bytes:
@@ -168,7 +170,7 @@ test_an_early_refusal_is_read_by_a_client_that_still_sends = on_both_loops(_earl
 
 async def _endless_body() -> None:
     """What comes after a refusal is counted, and beyond the bound no longer read: the client is left to wait."""
-    edge = Edge(ReceivingService(), tls=context, body_bytes_max=1000, limits=HttpLimits(drain_bytes_max=100_000))
+    edge = Edge(ReceivingService(), tls=context, body_bytes_max=1000)
     async with running(edge) as address:
 
         def client() -> None:
@@ -178,12 +180,13 @@ async def _endless_body() -> None:
                 with contextlib.suppress(OSError):  # the end comes as a reset, since not all was read
                     tls.sendall(b"x" * 60 * MIB)
 
-        sending = asyncio.ensure_future(asyncio.to_thread(client))
-        await until(lambda: any(each._dropped_bytes > 100_000 for each in edge.server._connections))
-        (connection,) = edge.server._connections
-        assert connection._reading_paused
-        seen = connection._dropped_bytes
-        await until(lambda: edge.notes.closed == 1)
+        with mock.patch.object(http_connection, "LINGER_BYTES_MAX", 100_000):
+            sending = asyncio.ensure_future(asyncio.to_thread(client))
+            await until(lambda: any(each._dropped_bytes > 100_000 for each in edge.server._connections))
+            (connection,) = edge.server._connections
+            assert connection._reading_paused
+            seen = connection._dropped_bytes
+            await until(lambda: edge.notes.closed == 1)
         assert connection._dropped_bytes - seen <= MIB, "what was read already, and no more"
         await sending
 

@@ -14,9 +14,13 @@ from typing import TypeAlias
 
 from gateway.core.codes import Code
 from gateway.wire.grpc.errors import GrpcFault, MessageRefused, MessageTooLarge
+from gateway.wire.slab import PLACE_BYTES_LEAST, Slab
 
 PREFIX_BYTES = 5
 LENGTH_MAX = 2**32 - 1
+SLAB_BYTES_LEAST = 256 * 1024
+SLAB_SHARE = 16
+"""When so many bytes of a message have come, and one in so many, it gets room for all of it."""
 
 Message: TypeAlias = tuple[bool, bytes]
 """Whether it is compressed, and its bytes as they came."""
@@ -40,8 +44,9 @@ class MessageReader:
     `MessageRefused`. What it granted for a message that is not whole stands in `reserved_bytes`, for whoever gives the
     call up.
 
-    Memory grows with the bytes that come and not with the length that was told: a liar costs what he sends. The bytes
-    of a message are copied once.
+    Memory grows with the bytes that come and not with the length that was told: a liar costs what he sends, and of
+    addresses without memory behind them 16 times that. The bytes of a message are copied once, and the first sixteenth
+    of a large one twice; those that are received to a `place` are not copied.
     """
 
     __slots__ = (
@@ -53,6 +58,7 @@ class MessageReader:
         "_missing",
         "_prefix",
         "_reserve",
+        "_slab",
         "idle",
     )
 
@@ -61,6 +67,7 @@ class MessageReader:
         self._reserve = reserve
         self._prefix = b""  # the part of a prefix that has come
         self._buffer: BytesIO | None = None  # the part of a message
+        self._slab: Slab | None = None  # the same of a large one, when enough of it has come
         self._compressed = False
         self._length = 0
         self._missing = 0  # bytes of that message that are to come; 0 where none has begun
@@ -94,6 +101,20 @@ class MessageReader:
                         return ((flag == 1, data[body:stop]),)
                     raise self._break(MessageRefused(length), [])
         return self._assemble(data, start, stop)
+
+    def place(self, size: int) -> memoryview | None:
+        """Where some of the next `size` bytes of payload can be received to; None if there is no such place. Say
+        `placed` then. The last byte of a message is always fed.
+        """
+        room = min(size, self._missing - 1)
+        slab = self._slab
+        return slab.place(room) if slab is not None and room >= PLACE_BYTES_LEAST else None
+
+    def placed(self, size: int) -> None:
+        """So many bytes have been received to the last place."""
+        assert self._slab is not None
+        self._slab.placed(size)
+        self._missing -= size
 
     def end(self) -> None:
         """The sender has ended. Raises `GrpcFault` (INTERNAL) if that was inside a message."""
@@ -132,14 +153,26 @@ class MessageReader:
 
     def _take_part(self, data: bytes, at: int, stop: int, messages: list[Message]) -> int:
         """Take bytes of the message that has begun; return where they end."""
+        end = min(stop, at + self._missing)
+        self._missing -= end - at
+        slab = self._slab
+        if slab is not None:
+            slab.put(memoryview(data)[at:end])
+            if not self._missing:
+                messages.append((self._compressed, slab.take()))
+                self._slab = None
+            return end
         buffer = self._buffer
         assert buffer is not None
-        end = min(stop, at + self._missing)
         # BytesIO and not a list: it grows in place, and its bytes become the message without another copy.
         buffer.write(memoryview(data)[at:end])
-        self._missing -= end - at
         if not self._missing:
             messages.append((self._compressed, buffer.getvalue()))
+            self._buffer = None
+        elif buffer.tell() >= SLAB_BYTES_LEAST and buffer.tell() * SLAB_SHARE >= self._length:
+            self._slab = slab = Slab(self._length)
+            with buffer.getbuffer() as begun:
+                slab.put(begun)
             self._buffer = None
         return end
 
@@ -155,5 +188,5 @@ class MessageReader:
     def _break(self, fault: GrpcFault, messages: list[Message]) -> GrpcFault:
         fault.before = messages
         self._broken, self.idle = True, False
-        self._buffer = None
+        self._buffer = self._slab = None
         return fault

@@ -133,6 +133,24 @@ class Http1Server:
         return self.held_bytes >= self._limits.hold_max_bytes
 
     @property
+    def open_bytes(self) -> int:
+        """How many bytes of a body of known length come next, if somebody wants them. All but the last may be received
+        past the codec, straight to where they belong: say so by `passed`.
+        """
+        exchange = self._reading
+        if exchange is None or self._state != _LENGTH or exchange.answered or self.held_bytes:
+            return 0
+        return exchange.remaining
+
+    def passed(self, size: int) -> None:
+        """So many bytes of the body, fewer than `open_bytes`, were received past the codec."""
+        exchange = self._reading
+        assert exchange is not None
+        assert size < exchange.remaining
+        exchange.remaining -= size
+        exchange.awaits_continue = False
+
+    @property
     def phase(self) -> Phase:
         """What the connection waits for now."""
         if self._state == _CLOSED:

@@ -7,10 +7,18 @@ from typing import Final
 
 from gateway.wire.hpack import HeaderBlock, HeaderListTooLarge, HpackDecoder, HpackEncoder, HpackError
 from gateway.wire.http2 import frames
-from gateway.wire.http2.control import DRAIN_PING, ControlFrames
+from gateway.wire.http2.control import DRAIN_PING
+from gateway.wire.http2.data import LARGE, DataFrames
 from gateway.wire.http2.ending import FIRST_SETTINGS
 from gateway.wire.http2.errors import ErrorCode, Http2Fault, Http2UsageError
-from gateway.wire.http2.frames import PREFACE, STREAM_ID_MAX, TABLE_DEFAULT, WINDOW_MAX, unpack_head
+from gateway.wire.http2.frames import (
+    FRAME_BYTES_LEAST,
+    PREFACE,
+    STREAM_ID_MAX,
+    TABLE_DEFAULT,
+    WINDOW_MAX,
+    unpack_head,
+)
 from gateway.wire.http2.limits import Http2Limits
 from gateway.wire.http2.stream import HEAD_IN, OVER, QUEUED, REMOTE_DONE, WAITING, Stream
 
@@ -34,12 +42,12 @@ class Http2Statistics:
     window_out: int
 
 
-class Http2Connection(ControlFrames):
+class Http2Connection(DataFrames):
     """One connection; `Http2Server` and `Http2Client` are its two roles.
 
-    For the driver: `receive`, `take`, `wants_write`, `on_output`, `closed`, `fault`, `lost`, `mid_frame`, `ping` and
-    `on_pong`, `drain`, `goaway`, `statistics`. For the user of a stream: `send_headers`, `send_data`, `send_message`,
-    `reset`, `acknowledge`, `grow_window`.
+    For the driver: `receive`, `place` and `placed`, `take`, `wants_write`, `on_output`, `closed`, `fault`, `lost`,
+    `mid_frame`, `ping` and `on_pong`, `drain`, `goaway`, `statistics`. For the user of a stream: `send_headers`,
+    `send_data`, `send_message`, `reset`, `acknowledge`, `grow_window`.
     """
 
     __slots__ = (
@@ -47,12 +55,8 @@ class Http2Connection(ControlFrames):
         "_block_end",
         "_decode",
         "_decoder",
-        "_padding",
         "_preface_due",
-        "_return_at",
         "_stream_return_at",
-        "_too_long",
-        "_unreturned",
     )
 
     def __init__(self, limits: Http2Limits, encoder: HpackEncoder | None, opening: bytes, preface_due: bool) -> None:
@@ -64,10 +68,6 @@ class Http2Connection(ControlFrames):
             self._need = len(PREFACE)
         self._block_end = 0
         self._block_bytes = 0
-        self._padding: dict[Stream, int] = {}  # bytes that this read has brought, not returned yet
-        self._too_long = limits.frame_max_bytes + 1 << 8  # as in the first four bytes of a frame
-        self._unreturned = 0  # of the connection's window
-        self._return_at = limits.connection_window_bytes >> 1
         self._stream_return_at = max(1, limits.window_bytes >> 1)
 
     # ------------------------------------------------------------ receiving
@@ -83,7 +83,9 @@ class Http2Connection(ControlFrames):
             return
         self._now_s = now_s
         try:
-            if not self._need:
+            if self.rest_bytes:
+                self._run(data, self._take_rest(data, 0))
+            elif not self._need:
                 self._run(data, 0)
             elif (start := self._complete(data)) >= 0:
                 self._run(data, start)
@@ -99,22 +101,25 @@ class Http2Connection(ControlFrames):
     @property
     def mid_frame(self) -> bool:
         """Whether the peer owes the rest of the preface, of a frame or of a header block: a time-out applies."""
-        return self._need != 0 or self._expects > 0
+        return self._need != 0 or self._expects > 0 or self.rest_bytes > 0
 
     def _run(self, data: bytes, pos: int) -> None:
         """Handle the whole frames in data[pos:], and keep the rest."""
         size = len(data)
         streams = self._streams
-        too_long = self._too_long
         usual = not self._expects
         while size - pos >= 9 and not self.closed:  # what comes behind the last frame that counts is nobody's
             word, flags, stream_id = unpack_head(data, pos)
-            if word >= too_long:
-                raise Http2Fault(ErrorCode.FRAME_SIZE_ERROR, "a frame is longer than SETTINGS_MAX_FRAME_SIZE")
+            if word >= LARGE:
+                self._check_large(word)
             start = pos + 9
             pos = start + (word >> 8)
             if pos > size:
-                pos = start - 9
+                if word >= LARGE and not word & 0xFF:
+                    self._begin_rest(word >> 8, flags, stream_id & STREAM_ID_MAX)
+                    pos = self._take_rest(data, start)
+                else:
+                    pos = start - 9
                 break
             kind = word & 0xFF
             if kind == 0 and usual and flags < 2 and pos > start:
@@ -153,10 +158,10 @@ class Http2Connection(ControlFrames):
             self._need = 9 + self._partial_length()
 
     def _partial_length(self) -> int:
-        length: int = unpack_head(self._partial)[0] >> 8
-        if length > self._limits.frame_max_bytes:
-            raise Http2Fault(ErrorCode.FRAME_SIZE_ERROR, "a frame is longer than SETTINGS_MAX_FRAME_SIZE")
-        return length
+        word: int = unpack_head(self._partial)[0]
+        if word >= LARGE:
+            self._check_large(word)
+        return word >> 8
 
     def _complete(self, data: bytes) -> int:
         """Add to what is partial. Where whole frames begin in `data`, or -1 if all of it was used up.
@@ -178,6 +183,12 @@ class Http2Connection(ControlFrames):
                 return pos
             if len(partial) == 9:
                 length = self._partial_length()
+                if length > FRAME_BYTES_LEAST and not partial[3]:
+                    _, flags, stream_id = unpack_head(partial)
+                    partial.clear()
+                    self._need = 0
+                    self._begin_rest(length, flags, stream_id & STREAM_ID_MAX)
+                    return -1 if self.closed else self._take_rest(data, pos)
                 if length:
                     self._need = 9 + length
                     continue
@@ -195,11 +206,8 @@ class Http2Connection(ControlFrames):
         """A frame that is not the usual DATA or HEADERS, or at an unusual time."""
         if self.closed:  # by a callback
             return
-        if self._expects == FIRST_SETTINGS:
-            if kind != frames.SETTINGS or flags & frames.ACK:
-                raise Http2Fault(_PROTOCOL_ERROR, "the connection does not begin with SETTINGS")
-        elif self._expects and (kind != frames.CONTINUATION or stream_id != self._expects):
-            raise Http2Fault(_PROTOCOL_ERROR, "a header block is interrupted by another frame")
+        if self._expects:
+            self._check_expected(kind, flags, stream_id)
         if kind == frames.WINDOW_UPDATE:
             self._window_update_frame(stream_id, data, start, stop)
         elif kind == frames.DATA:
@@ -223,66 +231,7 @@ class Http2Connection(ControlFrames):
         else:
             self._charge(1)
 
-    # --------------------------------------------------------- data, blocks
-
-    def _return_window(self, unreturned: int) -> int:
-        """Half of the connection's window has come: give it back, whoever may read the bytes."""
-        if unreturned > self._limits.connection_window_bytes:
-            raise Http2Fault(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window allows")
-        self._emit(frames.window_update(0, unreturned))
-        return 0
-
-    def _return_padding(self) -> None:
-        """Nobody takes it, and a message that the window just fits, or that was lent one, waits for it: it goes back
-        with the read that brought it. Once for all frames of a stream, or many small ones would count as a flood.
-        """
-        padding, self._padding = self._padding, {}
-        if self.closed:
-            return
-        for stream, size in padding.items():
-            if not stream.state & (REMOTE_DONE | OVER):
-                stream.window_in += size
-                self._acknowledged(frames.window_update(stream.id, size))
-
-    def _data_frame(self, flags: int, stream_id: int, data: bytes, start: int, stop: int) -> None:
-        if not stream_id:
-            raise Http2Fault(_PROTOCOL_ERROR, "DATA on stream 0")
-        length = stop - start
-        self._unreturned += length
-        if self._unreturned >= self._return_at:
-            self._unreturned = self._return_window(self._unreturned)
-        if flags & frames.PADDED:
-            if not length or data[start] >= length:
-                raise Http2Fault(_PROTOCOL_ERROR, "padding is longer than its frame")
-            stop -= data[start]
-            start += 1
-        end = flags & frames.END_STREAM
-        if start == stop and not end:
-            self._charge(1)
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            if start == stop and end:
-                self._charge(1)
-            self._frame_for_no_stream(stream_id, "DATA")
-            return
-        if stream.state & REMOTE_DONE:
-            self._stream_fault(stream, ErrorCode.STREAM_CLOSED, "data after the end of the stream")
-            return
-        if not stream.state & HEAD_IN:
-            self._stream_fault(stream, _PROTOCOL_ERROR, "data before the head")
-            return
-        stream.window_in -= length
-        if stream.window_in < 0 and length:
-            self._stream_fault(stream, ErrorCode.FLOW_CONTROL_ERROR, "more data than the window allows")
-            return
-        padding = length - (stop - start)
-        if padding and not end:
-            self._padding[stream] = self._padding.get(stream, 0) + padding
-        if end:
-            self._remote_done(stream)
-            stream.on_data(data, start, stop, True)
-        elif start < stop:
-            stream.on_data(data, start, stop, False)
+    # -------------------------------------------------------------- blocks
 
     def _headers_frame(self, flags: int, stream_id: int, data: bytes, start: int, stop: int) -> None:
         if not stream_id:
@@ -398,12 +347,4 @@ class Http2Connection(ControlFrames):
 
     def _headers(self, stream_id: int, raw: bytes, end: int) -> None:
         """A whole header block; `end` is 1 with END_STREAM."""
-        raise NotImplementedError
-
-    def _remote_done(self, stream: Stream) -> None:
-        """The peer's END_STREAM has come."""
-        raise NotImplementedError
-
-    def _frame_for_no_stream(self, stream_id: int, what: str) -> None:
-        """DATA or HEADERS for a stream that is not open; its header block has been decoded."""
         raise NotImplementedError

@@ -67,6 +67,15 @@ class Stream:
         `stop - start` bytes are to be given back by `acknowledge()` when they have been taken, or the peer stalls.
         """
 
+    def place(self, size: int) -> memoryview | None:
+        """Where some of the next `size` bytes of payload can be received to, so that they need not be copied; None if
+        there is no such place. Asked again and again, and means nothing until `on_placed`.
+        """
+        return None
+
+    def on_placed(self, size: int) -> None:
+        """So much payload has been received to the last place: as on_data, without an end."""
+
     def on_trailers(self, block: HeaderBlock) -> None:
         """The trailers; nothing follows."""
 

@@ -99,30 +99,37 @@ def decode_document(document: dict[str, Any]) -> HttpInferRequest:
 
 def decode_in_pieces(pieces: Sequence[Piece], header_length: int) -> HttpInferRequest:
     """The same for a body in pieces, at least one, as it arrived: what is not JSON is copied once, into the message."""
-    tail_bytes = sum(map(len, pieces)) - header_length
+    form, tail = form_in_pieces(pieces, header_length, sum(map(len, pieces)))
+    return form.request(tail)
+
+
+def form_in_pieces(pieces: Sequence[Piece], header_length: int, body_bytes: int) -> tuple[Form, Sequence[Piece]]:
+    """The form of a request of which `pieces`, at least one, have come, the JSON all of it; and what has come behind
+    the JSON. Raises as `decode_http_infer` does.
+    """
+    tail_bytes = body_bytes - header_length
     if tail_bytes < 0:
         raise bad_request(
-            f"Inference-Header-Content-Length is {header_length}, but the body has only "
-            f"{tail_bytes + header_length} bytes"
+            f"Inference-Header-Content-Length is {header_length}, but the body has only {body_bytes} bytes"
         )
     first = memoryview(pieces[0])
     if len(first) < header_length:
         first, pieces = memoryview(b"".join(pieces)), ()
     tail = (first[header_length:], *pieces[1:])
     if header_length > _FORM_BYTES_MAX:
-        return _Form(*_decode(load_object(first[:header_length]), tail_bytes)).request(tail)
+        return Form(*_decode(load_object(first[:header_length]), tail_bytes)), tail
     text = bytes(first[:header_length])
     form = _forms.get(text)
     if form is None or form.tail_bytes != tail_bytes:
-        form = _Form(*_decode(load_object(text), tail_bytes))
+        form = Form(*_decode(load_object(text), tail_bytes))
         if tail_bytes:
             if len(_forms) >= _FORMS_MAX:
                 _forms.clear()
             _forms[text] = form
-    return form.request(tail)
+    return form, tail
 
 
-class _Form:
+class Form:
     """A request but for its binary tensors: `texts[i]` stands before binary tensor i, which has `sizes[i]` bytes, and
     the last text behind them all.
     """
@@ -160,6 +167,10 @@ class _Form:
                 parts += cut
             parts.append(texts[-1])
             message = b"".join(parts)
+        return self.made(message)
+
+    def made(self, message: bytes) -> HttpInferRequest:
+        """The request whose message this is."""
         return HttpInferRequest(message, self.id, self.plan, self.sequence, self.classified)
 
 
@@ -178,7 +189,7 @@ def _cut(pieces: Sequence[Piece], sizes: list[int]) -> Iterator[list[memoryview]
         yield cut
 
 
-_forms: dict[bytes, _Form] = {}
+_forms: dict[bytes, Form] = {}
 """By the JSON of the request, which a client with binary tensors sends again and again."""
 _FORM_BYTES_MAX = 2048
 _FORMS_MAX = 512
@@ -188,7 +199,7 @@ Parts = tuple[list[bytes], list[int], str, OutputPlan, SequenceStep | None, tupl
 
 
 def _decode(document: dict[str, Any], tail_bytes: int) -> Parts:
-    """What `_Form` is made of, for the request that `document` is, with so many bytes behind it."""
+    """What `Form` is made of, for the request that `document` is, with so many bytes behind it."""
     try:
         return _parts(document, tail_bytes)
     except UnicodeEncodeError:
@@ -289,7 +300,7 @@ def typed_parameter(key: str, value: Any) -> tuple[Kind, bool | int | str | floa
         if type(value) is str:
             return Kind.STRING, value
         if not _is_uint64(value):
-            raise bad_request("parameter 'sequence_id' must be a non-negative integer or a string")
+            raise bad_request(f"parameter 'sequence_id' must be an integer from 0 to {_UINT64_MAX}, or a string")
         return Kind.INT64, value  # above int64 its two's complement, which Triton reads back as unsigned
     if key == "sequence_start" or key == "sequence_end":
         if type(value) is not bool:
@@ -297,11 +308,11 @@ def typed_parameter(key: str, value: Any) -> tuple[Kind, bool | int | str | floa
         return Kind.BOOL, value
     if key == "priority":
         if not _is_uint64(value):
-            raise bad_request("parameter 'priority' must be a non-negative integer")
+            raise bad_request(f"parameter 'priority' must be an integer from 0 to {_UINT64_MAX}")
         return Kind.UINT64, value
     if key == "timeout":
         if not _is_uint64(value):
-            raise bad_request("parameter 'timeout' must be a non-negative integer, in microseconds")
+            raise bad_request(f"parameter 'timeout' must be an integer from 0 to {_UINT64_MAX}, in microseconds")
         return Kind.INT64, value  # as for sequence_id
     if key.startswith("triton_"):
         raise bad_request(f"parameter {quoted(key)}: names that start with 'triton_' are reserved")
@@ -350,7 +361,9 @@ def _encode_outputs(outputs: Any, default: bool, chunks: list[bytes], classified
                 raise bad_request(f"'binary_data' of output {quoted(name)} must be true or false")
             classes = parameters.get("classification", 0)
             if not _is_uint64(classes):
-                raise bad_request(f"'classification' of output {quoted(name)} must be a non-negative integer")
+                raise bad_request(
+                    f"'classification' of output {quoted(name)} must be an integer from 0 to {_UINT64_MAX}"
+                )
             if name in listed:
                 continue  # of an output listed twice the first counts, as in Triton over HTTP (over gRPC the last)
             listed.add(name)

@@ -24,7 +24,11 @@ REASONS_MAX = 4
 """Different states and reasons of one version that its line tells of."""
 
 MERGE_RULES: tuple[tuple[str, str], ...] = (
-    ("`name`, `version`", "One line for each version that any replica of the model's pool has in its index."),
+    (
+        "`name`, `version`",
+        "One line for each version that any replica of the model's pool has in its index. A model that is in their "
+        "repositories and that nobody has loaded has one line with its `name` alone, as on Triton.",
+    ),
     (
         "`state`",
         "The best of the replicas' states: "

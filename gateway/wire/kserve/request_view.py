@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
 from gateway.wire.kserve import protobuf as pb
+from gateway.wire.kserve.json_text import quoted
 from gateway.wire.kserve.parameters import NO_PARAMETERS, Parameter, read_entry, with_entry
 
 MAX_TENSORS = 4096
@@ -16,6 +17,7 @@ _CLASSIFICATION = "classification"
 _CLASSIFICATION_BYTES = _CLASSIFICATION.encode()
 _PARAMETERS_OF = {5: 4, 6: 2}
 """Fields of the request that hold inputs and requested outputs, to the field of their parameters."""
+_TENSORS = {5: "input", 6: "output"}
 
 
 class RequestHead:
@@ -29,13 +31,15 @@ class RequestHead:
         model_version: str,
         id: str,
         parameters: dict[str, Parameter],
-        shared_memory: bool,
+        shared_memory: str,
         classified: tuple[str, ...] = (),
     ) -> None:
         self.classified = classified
         """Names of the requested outputs that are wanted as classes."""
         self.shared_memory = shared_memory
-        """Whether an input or a requested output refers to a shared-memory region (`shared_memory_refused`)."""
+        """The first input or requested output that refers to a shared-memory region, for `shared_memory_refused`; ""
+        if none does.
+        """
         self.model_name = model_name
         self.model_version = model_version
         self.id = id
@@ -109,7 +113,7 @@ def _read_head(message: bytes) -> RequestHead:
             version.decode(),
             request_id.decode(),
             parameters,
-            suspicious and _uses_shared_memory(message),
+            _in_shared_memory(message) if suspicious else "",
             _classified(message) if classes else (),
         )
     except UnicodeDecodeError:
@@ -138,8 +142,10 @@ def _classified(message: bytes) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _uses_shared_memory(message: bytes) -> bool:
-    """Whether a tensor's own parameters name a region; the same text anywhere else means nothing."""
+def _in_shared_memory(message: bytes) -> str:
+    """The first tensor whose own parameters name a region, as an error calls it; the same text anywhere else means
+    nothing.
+    """
     tensors = 0
     for number, wire, start, stop in pb.fields(message, 0, len(message)):
         if number not in _PARAMETERS_OF:
@@ -148,12 +154,17 @@ def _uses_shared_memory(message: bytes) -> bool:
         tensors += 1
         if tensors > MAX_TENSORS:
             raise pb.WireError(f"more than {MAX_TENSORS} tensors", start)
+        name, region = "", False
         for inner, inner_wire, a, b in pb.fields(message, start, stop, _MAX_TENSOR_FIELDS):
-            if inner == _PARAMETERS_OF[number]:
+            if inner == 1:
                 pb.expect(inner_wire, pb.LEN, inner, b)
-                if read_entry(message, a, b)[0] == _SHARED_MEMORY:
-                    return True
-    return False
+                name = pb.text(message, a, b)
+            elif inner == _PARAMETERS_OF[number]:
+                pb.expect(inner_wire, pb.LEN, inner, b)
+                region = region or read_entry(message, a, b)[0] == _SHARED_MEMORY
+        if region:
+            return f"{_TENSORS[number]} {quoted(name)}"
+    return ""
 
 
 def shared_memory_refused(tensor: str) -> GatewayError:
