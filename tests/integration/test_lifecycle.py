@@ -89,7 +89,7 @@ def test_a_port_in_use_is_named(own_gateway: GatewayProcess, fleet: LocalFleet, 
             assert second.process.wait(30) == 1
             text = second.log_text()
         assert own_gateway.listen[name] in text, text
-        assert f"gateway.listen.{name}" in text, text
+        assert f"(given as --{name})" in text, text
         assert "Traceback" not in text
 
 
