@@ -377,7 +377,8 @@ class GrpcCallers:
         stream = CallerStream(connection, plan.read_pause_s)
         connection.calls[stream] = None
         begin_s = loop.time()
-        report.begun_s[plan.number] = begin_s + DELAY_S  # at the latest
+        # At the latest: its first bytes travel, and the loop may come to them late.
+        report.begun_s[plan.number] = begin_s + DELAY_S + report.scenario.lateness_s
         connection.open(stream, self._session_head(plan), False)
 
         def leave(how: str) -> None:
