@@ -60,8 +60,12 @@ class StreamExchange:
                 call.on_sent()
             first = await self._next()
             if first is not None and first.error is not None and flow.complete:
-                first.error.response = first.message
-                raise first.error
+                error, first.error.response = first.error, first.message
+                first = None
+                try:
+                    raise error
+                finally:
+                    del error  # which holds this frame: only the garbage collector could free the two
         except BaseException:
             self._release()
             raise

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 
 from gateway.core.call import Metadata
 from gateway.core.codes import Code
@@ -105,6 +106,7 @@ class Flow:
         self.dropped = True
         self._responses.clear()
         self._lane.released(self)
+        self._fault = None  # whose traceback holds this flow
 
 
 class Lane:
@@ -122,8 +124,9 @@ class Lane:
         )
         self.dead = False
         """Nothing can be sent on it any more."""
-        self.task = asyncio.get_running_loop().create_task(self._read(), name="stream-lane")
-        self.task.add_done_callback(self._over)
+        self._task: asyncio.Task[None] | None
+        self._task = task = asyncio.get_running_loop().create_task(self._read(), name="stream-lane")
+        task.add_done_callback(self._over)
 
     def send(self, message: bytes, request_id: str) -> Flow:
         """Write one request. `message` must already ask for the empty final response where the end could not be seen
@@ -153,8 +156,16 @@ class Lane:
     def abort(self) -> None:
         """Cancel the stream; whoever still waits is told."""
         self.dead = True
-        if not self.task.done():
-            self.task.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def on_over(self, callback: Callable[[asyncio.Task[None]], None]) -> asyncio.Task[None]:
+        """Have `callback` called with the task that reads, when it is over. The task. Only for a lane that was just
+        begun.
+        """
+        assert self._task is not None
+        self._task.add_done_callback(callback)
+        return self._task
 
     def finish(self) -> None:
         """Nobody will send on it any more. Where nobody is out on it either the stream ends in good order: a
@@ -205,6 +216,9 @@ class Lane:
         flows, self._flows = self._flows, {}
         for flow in flows.values():
             flow.end(self._fault)
+        # Both hold tracebacks, and these what holds this lane: nothing but the garbage collector could free them.
+        del self._fault
+        self._task = None
         self._stream.cancel()
 
     def _deliver(self, response: StreamedResponse) -> Flow | None:
@@ -247,8 +261,7 @@ class Lanes:
         lane = self._lanes.get(replica)
         if lane is None or lane.dead or lane.client is not client:
             lane = self._lanes[replica] = Lane(client, metadata, timeout_s)
-            self._tasks[lane.task] = lane
-            lane.task.add_done_callback(lambda task: self._over(task, replica))
+            self._tasks[lane.on_over(lambda task: self._over(task, replica))] = lane
         return lane
 
     def __len__(self) -> int:

@@ -34,7 +34,10 @@ class HandStream:
         found = await self._incoming.get()
         if isinstance(found, UpstreamFault):
             self.ended = True
-            raise found
+            try:
+                raise found
+            finally:
+                del found  # whose traceback holds this frame
         self.ended = found is None
         return found
 

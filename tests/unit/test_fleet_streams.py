@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -17,7 +18,8 @@ from gateway.core.outcome import Outcome
 from gateway.core.reply import StreamReply
 from gateway.core.session import Session
 from gateway.fleet.connection import Connection
-from gateway.fleet.stream_lane import BUFFERED_BYTES_MAX, BUFFERED_MAX, DROPPED_MAX, Lanes
+from gateway.fleet.stream_exchange import StreamExchange
+from gateway.fleet.stream_lane import BUFFERED_BYTES_MAX, BUFFERED_MAX, DROPPED_MAX, Flow, Lane, Lanes
 from gateway.fleet.transport import ReplicaTransport
 from tests.support.clock import ManualClock
 from tests.support.replica_stream import HandStream, HandStreamClient
@@ -239,6 +241,33 @@ async def test_a_model_that_reports_an_error_may_go_on_and_the_call_has_failed_a
     await reply.aclose(Outcome.OK)
     assert call.trail.attempts[0].outcome is Outcome.BROKEN
     assert reply.count == 3
+
+
+@pytest.mark.parametrize("how", ["error inside", "stream breaks", "caller leaves"])
+async def test_what_failed_is_freed_without_the_garbage_collector(peer: Peer, how: str) -> None:
+    async def fail() -> None:
+        sending = peer.send(make_call(peer.session(), "a"))
+        await asyncio.sleep(0)
+        if how == "caller leaves":
+            sending.cancel()
+        elif how == "stream breaks":
+            peer.stream.end(UpstreamFault(Code.UNAVAILABLE, "Socket closed", from_peer=False))
+        else:
+            peer.stream.report("cuda fault 700", "a", final=True)
+        await asyncio.wait([sending])  # not raised here: the traceback would hold this frame, and that the task
+        assert sending.cancelled() or isinstance(sending.exception(), GatewayError)
+        await peer.sessions.pop().aclose()
+        peer.client.streams.clear()
+
+    gc.collect()
+    gc.disable()
+    try:
+        await fail()
+        await asyncio.sleep(0)
+        kinds = (StreamExchange, Flow, Lane)
+        assert [each for each in gc.get_objects() if isinstance(each, kinds)] == []
+    finally:
+        gc.enable()
 
 
 async def test_a_stream_that_breaks_fails_every_call_that_is_out_on_it(peer: Peer) -> None:
