@@ -98,7 +98,7 @@ RECORD: tuple[Field, ...] = (
     Field("sequence", "object or null", "The step of a sequence that the call was: `id`, `start`, `end`."),
     Field("input", "object", "The request, in the canonical form in which it goes to a replica."),
     Field("input.bytes", "integer", "Size of that form; 0 if the body never arrived."),
-    _o("input.digest", "string", "BLAKE2b-128 of it, hex. Absent under `tensors: none`."),
+    _o("input.digest", "string", "BLAKE2b-128 of it, hex. Absent under `tensors: none`, and for bodies over 1 MiB."),
     _o("input.tensors", "array", "The first 64 tensors."),
     _o("input.tensors[].name", "string", "At most 256 characters."),
     _o("input.tensors[].datatype", "string", "As the protocol names it."),

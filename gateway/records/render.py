@@ -41,6 +41,8 @@ LINE_BYTES_MAX = 256 * 1024
 """Bytes of one line, its line break included."""
 QUICK_BYTES_MAX = 4096
 """Bodies up to this, both together, take no time worth speaking of."""
+DIGEST_BYTES_MAX = 1024 * 1024
+"""Larger bodies have no digest: no call like them is ever sent again, shared or cached, and it costs milliseconds."""
 ATTEMPTS_MAX = 32
 """Attempts shown; `attempt_count` counts all."""
 
@@ -333,7 +335,9 @@ class Renderer:
         """One side, whatever it is."""
         if message is None:
             return _like_before(None, None, size, record.omitted)
-        shown: dict[str, Any] = {"bytes": size, "digest": _digest(message)}
+        shown: dict[str, Any] = {"bytes": size}
+        if len(message) <= DIGEST_BYTES_MAX:
+            shown["digest"] = _digest(message)
         layout = None if record.tensors == "full" else layouts.find(model, message)
         if layout is None:
             self._side(shown, model, message, layouts, full=record.tensors == "full")

@@ -19,7 +19,7 @@ from gateway.core.outcome import Outcome
 from gateway.records.document import page
 from gateway.records.fields import DROPPED, RECORD
 from gateway.records.record import PredictionRecord
-from gateway.records.render import LINE_BYTES_MAX, Renderer, dropped_line, utc
+from gateway.records.render import DIGEST_BYTES_MAX, LINE_BYTES_MAX, Renderer, dropped_line, utc
 from gateway.records.tensors import VALUES_MAX
 from gateway.wire.kserve import protobuf as pb
 from tests.unit.records_support import ANSWER, REQUEST, answer, floats, record, request, served_call
@@ -183,6 +183,22 @@ def test_a_thirty_megabyte_request_has_a_bounded_record() -> None:
     shown = rendered(record(message=big, tensors="full"))
     assert shown["input"]["bytes"] == len(big)
     assert len(shown["input"]["tensors"][0]["values"]) == VALUES_MAX
+
+
+@pytest.mark.parametrize(("more", "has_one"), [(0, True), (1, False)])
+@pytest.mark.parametrize("tensors", ["summary", "full"])
+def test_bodies_over_a_mebibyte_have_no_digest(more: int, has_one: bool, tensors: str) -> None:
+    def of(elements: int) -> bytes:
+        return request(("x", "FP32", (elements,), bytes(4 * elements)))
+
+    about = DIGEST_BYTES_MAX // 4 - 64
+    elements = about + (DIGEST_BYTES_MAX - len(of(about))) // 4 + more
+    big = of(elements)
+    assert abs(DIGEST_BYTES_MAX - len(big)) <= 4
+    for _ in range(2):  # the second time its layout is known
+        shown = rendered(record(message=big, tensors=tensors))["input"]
+        assert ("digest" in shown) is has_one
+        assert shown["tensors"][0]["shape"] == [elements]
 
 
 def test_a_line_that_would_be_too_long_is_made_again_without_tensors() -> None:
