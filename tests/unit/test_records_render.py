@@ -7,7 +7,7 @@ import math
 import re
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -187,7 +187,7 @@ def test_a_thirty_megabyte_request_has_a_bounded_record() -> None:
 
 @pytest.mark.parametrize(("more", "has_one"), [(0, True), (1, False)])
 @pytest.mark.parametrize("tensors", ["summary", "full"])
-def test_bodies_over_a_mebibyte_have_no_digest(more: int, has_one: bool, tensors: str) -> None:
+def test_bodies_over_a_mebibyte_have_no_digest(more: int, has_one: bool, tensors: Literal["summary", "full"]) -> None:
     def of(elements: int) -> bytes:
         return request(("x", "FP32", (elements,), bytes(4 * elements)))
 
