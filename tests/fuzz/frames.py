@@ -10,6 +10,7 @@ from tests.fuzz.mutations import NUMBERS, change
 
 DATA, HEADERS, RST, SETTINGS, PING, GOAWAY, WINDOW = 0, 1, 3, 4, 6, 7, 8
 END, END_HEADERS = 1, 4
+STRETCHED_FROM = 300
 FLAGS = (0, 1, 4, 5, 8, 9, 0x0C, 0x20, 0x24, 0x25, 0x2D)
 TOKENS = (
     b"\x82",
@@ -43,6 +44,20 @@ def split_frames(data: bytes) -> list[bytes]:
         frames.append(data[at:stop])
         at = stop
     return frames
+
+
+def stretched(data: bytes, times: int) -> bytes:
+    """The frames with the payload of DATA, where there is much of it, so many times: inputs are short, and some frames
+    are to be long. What is cut off at the end stays so.
+    """
+    frames = []
+    for each in split_frames(data):
+        payload = each[9:]
+        if len(each) >= 9 + STRETCHED_FROM and each[3] == DATA and len(payload) == int.from_bytes(each[:3], "big"):
+            payload *= times
+            each = len(payload).to_bytes(4, "big")[1:] + each[3:9] + payload
+        frames.append(each)
+    return b"".join(frames)
 
 
 def change_frames(data: bytes, chance: random.Random, pieces: Sequence[bytes]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.wire.hpack import HeaderBlock, HpackDecoder, literal
 from gateway.wire.http2 import ErrorCode, Http2Connection, Http2Limits, Stream
 from tests.fuzz.footprint import Footprint, footprint
+from tests.fuzz.frames import split_frames
 from tests.fuzz.target import looked_at
 
 LIMITS = (
@@ -33,7 +34,11 @@ LIMITS = (
         frame_out_max_bytes=200,
         burst_bytes=700,
     ),
+    Http2Limits(frame_max_bytes=65_536, window_bytes=200_000, connection_window_bytes=1_000_000),
 )
+"""The last lets the peer send frames that are handed on before they are whole: what is told depends on the cut then."""
+PLACE_BYTES = 5000
+STRETCH = 60
 DATA, HEADERS, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
 TAKES_MAX = 5000
 HELD_BYTES = 400_000
@@ -88,7 +93,17 @@ class UserStream(Stream):
         assert 0 <= start <= stop <= len(data)
         assert start < stop or end
         self._called("on_data", end, data[start:stop], end)
+        if self.user.large_frames:
+            self.user.join_data()
         self.user.on_data(self, data, start, stop, end)
+
+    def place(self, size: int) -> memoryview | None:
+        assert self.had_head
+        assert not self.ended
+        return memoryview(self.user.place)[: min(size, PLACE_BYTES)] if self.number % 2 else None
+
+    def on_placed(self, size: int) -> None:
+        self.on_data(bytes(self.user.place[:size]), 0, size, False)
 
     def on_trailers(self, block: HeaderBlock) -> None:
         assert self.had_head
@@ -123,7 +138,9 @@ class User:
     connection: Http2Connection
 
     def __init__(self, options: int) -> None:
-        self.limits = LIMITS[options & 1]
+        self.large_frames = options & 0xC1 == 0xC0
+        self.limits = LIMITS[2 if self.large_frames else options & 1]
+        self.place = bytearray(PLACE_BYTES)
         self.acknowledges = options & 2 == 0
         self.takes = options & 4 != 0
         """Take the output behind each read, as a driver does. How much waits depends on the cut then."""
@@ -139,6 +156,14 @@ class User:
     def count(self) -> int:
         self._count += 1
         return self._count
+
+    def join_data(self) -> None:
+        """What was just told of a stream's data, and what was told before it, are one."""
+        now = self.seen[-1]
+        before = self.seen[-2] if len(self.seen) > 1 else None
+        assert isinstance(now, tuple)
+        if isinstance(before, tuple) and before[:2] == now[:2] and not before[3]:
+            self.seen[-2:] = [(*now[:2], before[2] + now[2], now[3])]
 
     def make_stream(self) -> UserStream:
         stream = UserStream(self)
@@ -174,12 +199,12 @@ class User:
         return self.connection.send_data(stream, data, end)
 
 
-_at_first: dict[tuple[type, bool], Footprint] = {}
+_at_first: dict[tuple[type, int], Footprint] = {}
 
 
 def _footprint_at_first(user: User) -> Footprint:
     """Of a connection that has received nothing; the same for all with these limits."""
-    key = (type(user), user.limits is LIMITS[0])
+    key = (type(user), LIMITS.index(user.limits))
     if key not in _at_first:
         _at_first[key] = footprint(user.connection)
     return _at_first[key]
@@ -201,7 +226,7 @@ class Conversation:
         connection.on_pong = user.seen.append
         connection.ping(b"are you?")
         for number, piece in enumerate(pieces):
-            connection.receive(piece, 0.0)
+            self.receive(piece)
             self.fed += len(piece)
             if user.takes:
                 self.out += b"".join(connection.take())
@@ -214,11 +239,22 @@ class Conversation:
         result = (
             list(user.seen),
             None if fault is None else (fault.code, fault.text),
-            bytes(self.out),
+            b"" if user.large_frames else without_returns(bytes(self.out)),
             connection.closed,
         )
         self.end()
         return result
+
+    def receive(self, piece: bytes) -> None:
+        """As a driver does that receives to the place there is for what comes."""
+        connection = self.connection
+        while piece and (place := connection.place()) is not None:
+            size = min(len(place), len(piece))
+            place[:size] = piece[:size]
+            connection.placed(size, 0.0)
+            piece = piece[size:]
+        if piece:
+            connection.receive(piece, 0.0)
 
     def look(self) -> None:
         held = footprint(self.connection)
@@ -252,6 +288,15 @@ class Conversation:
 
 class Accepting(User):
     """A server's user: the number of streams is its own side's to bound."""
+
+
+def without_returns(out: bytes) -> bytes:
+    """The output without windows returned to streams. Padding is returned once for all frames of a read, and not at all
+    if the stream is over by then: that depends on the cut.
+    """
+    at = 24 if out.startswith(b"PRI * HTTP/2.0") else 0
+    kept = [each for each in split_frames(out[at:]) if each[3] != WINDOW or each[5:9] == bytes(4)]
+    return out[:at] + b"".join(kept)
 
 
 def check_output(out: bytes) -> None:

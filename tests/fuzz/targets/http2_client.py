@@ -18,10 +18,12 @@ from tests.fuzz.frames import (
     change_frames,
     frame,
     setting,
+    stretched,
 )
 from tests.fuzz.http2_user import (
     REQUEST_FIELDS,
     RESPONSE_FIELDS,
+    STRETCH,
     TAIL,
     Conversation,
     User,
@@ -94,7 +96,10 @@ class Asking(User):
 
 def check(data: bytes) -> None:
     options, stream = (data[0] if data else 0), data[1:]
-    whole = Conversation(Asking(options)).run([stream])
+    user = Asking(options)
+    if user.large_frames:
+        stream = stretched(stream, STRETCH)
+    whole = Conversation(user).run([stream])
     for pieces in cuttings(stream):
         user = Asking(options)
         cut = Conversation(user).run(pieces)
@@ -154,6 +159,10 @@ def seeds() -> list[bytes]:
     made.append(
         b"\1" + setting((3, 1)) + frame(SETTINGS, 1, 0) + b"".join(answer(n, bytes(900)) for n in range(1, 30, 2))
     )
+    made += [
+        bytes((0xC0 | options,)) + OPENING + b"".join(answer(n, bytes(300 * n)) for n in (1, 3, 5))
+        for options in range(0, 64, 6)
+    ]
     return made
 
 

@@ -17,10 +17,12 @@ from tests.fuzz.frames import (
     change_frames,
     frame,
     setting,
+    stretched,
 )
 from tests.fuzz.http2_user import (
     REQUEST_FIELDS,
     RESPONSE_FIELDS,
+    STRETCH,
     TAIL,
     Accepting,
     Conversation,
@@ -91,7 +93,10 @@ class Answering(Accepting):
 
 def check(data: bytes) -> None:
     options, stream = (data[0] if data else 0), data[1:]
-    whole = Conversation(Answering(options)).run([stream])
+    user = Answering(options)
+    if user.large_frames and stream.startswith(PREFACE):
+        stream = PREFACE + stretched(stream[len(PREFACE) :], STRETCH)
+    whole = Conversation(user).run([stream])
     for pieces in cuttings(stream):
         user = Answering(options)
         cut = Conversation(user).run(pieces)
@@ -110,6 +115,11 @@ def call(stream: int, *parts: bytes) -> bytes:
     for number, part in enumerate(parts):
         frames += frame(DATA, END if number == len(parts) - 1 else 0, stream, part)
     return frames
+
+
+def padded(stream: int, size: int) -> bytes:
+    """A request whose one part has padding."""
+    return frame(HEADERS, END_HEADERS, stream, REQUEST) + frame(DATA, END | 8, stream, b"\x64" + bytes(size))
 
 
 TRAILERS = fields_block((b"x-a", b"b"))
@@ -150,6 +160,10 @@ def seeds() -> list[bytes]:
         for options, piece in enumerate(PIECES)
     ]
     made += [bytes((options,)) + OPENING + call(1) + call(3, bytes(900), bytes(900)) for options in range(16)]
+    made += [
+        bytes((0xC0 | options,)) + OPENING + ACKNOWLEDGED + call(1, bytes(400), bytes(900)) + padded(3, 500) + call(5)
+        for options in range(0, 64, 6)
+    ]
     return made
 
 
