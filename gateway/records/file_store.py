@@ -54,6 +54,7 @@ class FileStore:
         self._directory_changed = False
         self._lock_fd = -1
         self._look_for_torn = True
+        self._closed = False
 
     def open(self) -> None:
         """Make sure that the directory can be written, before the gateway says that it is up. Raises OSError whose
@@ -77,6 +78,8 @@ class FileStore:
 
     def append(self, lines: bytes) -> None:
         with self._mutex:
+            if self._closed:
+                raise OSError(errno.EBADF, "the record store is closed")
             if self._fd >= 0 and not self._still_there():
                 _log.warning("the record file %s was deleted or renamed; a new one is begun", self._path.name)
                 self._retire()
@@ -111,6 +114,7 @@ class FileStore:
                     os.close(fd)
             self._fd = self._lock_fd = -1
             self._rotated = []
+            self._closed = True
 
     def _write(self, lines: bytes) -> None:
         rest = memoryview(lines)

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from gateway.core.errors import GatewayError, Reason
 from gateway.observe.table import Reading
 from gateway.records.block import Block, Waiting, made_together, record_count
+from gateway.records.gathering import Gathering
 from gateway.records.record import FIXED_BYTES, PredictionRecord
 from gateway.records.render import Renderer, dropped_line
 from gateway.records.store import RecordStore, failure_reason
@@ -41,6 +42,7 @@ _TOGETHER = 32
 """Calls that ended, whose lines are made in one go. One by one, what making a line needs would have left the
 processor's caches by the time that the next call has ended.
 """
+_LARGE_BYTES = _BATCH_BYTES // _TOGETHER  # from here on, so few records fill a batch that each one is looked at
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 5.0
 _DROP_LINE_EVERY_S = 1.0
@@ -130,8 +132,7 @@ class RecordLog:
         self._bytes_max = limits.queue_bytes_max
         self._thin_above = limits.queue_bytes_max * 3 // 4
         self._body_max = limits.queue_bytes_max // 8
-        # Three quarters of the interval to gather in, the rest to render and write in.
-        self._gather_s = limits.flush_interval_ms * 0.00075
+        self._gathering = Gathering(limits.flush_interval_ms / 1000, clock)
         self._fsync_s = limits.fsync_interval_ms / 1000
         self._queue: deque[Waiting] = deque()
         self._waiting = 0
@@ -221,6 +222,8 @@ class RecordLog:
             self._wake.set()
         elif len(fresh) == _TOGETHER:
             loop.call_soon(self._render_fresh)
+        if (len(fresh) >= _TOGETHER or record.size_bytes >= _LARGE_BYTES) and self._fills_a_batch():
+            self._gathering.enough()
         return True
 
     def _render_fresh(self) -> None:
@@ -295,13 +298,20 @@ class RecordLog:
                 await asyncio.sleep(self._pause_s)
 
     async def _flush_forever(self) -> None:
+        gathering = self._gathering
+        gathering.begin()
         while True:
-            await self._wake.wait()
-            await asyncio.sleep(self._pause_s or self._gather_s)
+            if not self._wake.is_set():
+                await self._wake.wait()
+                gathering.begin()
+            await (asyncio.sleep(self._pause_s) if self._pause_s else gathering.wait())
             # What came while a batch was written is gathered again, unless it fills another one: a worker that is woken
             # for every few records costs more than making and writing them.
-            while await self._flush_once() and self._fills_a_batch():
-                pass
+            well = True
+            while well:
+                gathering.write_begins()
+                well = await self._flush_once() and self._fills_a_batch()
+                gathering.write_ended()
             if not (self._waiting or self._drops):
                 self._wake.clear()
 
