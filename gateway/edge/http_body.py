@@ -38,6 +38,7 @@ class ArrivingBody:
         "_arriving_max",
         "_body_bytes",
         "_complete",
+        "_done_with",
         "_fault",
         "_fill_at",
         "_filling",
@@ -83,6 +84,8 @@ class ArrivingBody:
         self._body_bytes = 0
         self._reserved = 0
         self._complete = False
+        self._done_with = False
+        """The call has ended: what still comes of its body, before its answer has its turn, is nobody's."""
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -99,7 +102,7 @@ class ArrivingBody:
 
     def feed(self, data: bytes | memoryview) -> None:
         """Part of the body."""
-        if self._fault is not None or self.answered:
+        if self._fault is not None or self.answered or self._done_with:
             return
         size = self._body_bytes + len(data)
         self._body_bytes = size

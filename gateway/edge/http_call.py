@@ -355,6 +355,7 @@ class HttpCall(ArrivingBody):
 
     def _end(self) -> None:
         """Free what the call held, and break its circles, so that it is gone without the garbage collector."""
+        self._done_with = True
         self._drop()
         self.call.receive = None
         self._fault = self.call.cut = None

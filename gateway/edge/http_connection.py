@@ -23,7 +23,7 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.edge.http_answer import HttpAnswer, ReadyAnswer
 from gateway.edge.http_body import ArrivingBody
 from gateway.edge.http_outbox import JOIN_BYTES_MAX, Outbox
-from gateway.edge.http_pacing import LINGER_BYTES_MAX, LINGER_TOTAL_S, PacedConnection
+from gateway.edge.http_pacing import LINGER_BYTES_MAX, LINGER_S, LINGER_TOTAL_S, PacedConnection
 from gateway.edge.http_question import Exchange, exchange_for
 from gateway.edge.lazy_timer import FOREVER
 from gateway.wire.http1 import (
@@ -414,7 +414,7 @@ class HttpConnection(PacedConnection):
         if linger and transport.can_write_eof():
             self._lingering = True
             self._read_s = now_s = self._server.clock.now_s()
-            self._linger_until_s = now_s + LINGER_TOTAL_S
+            self._linger_until_s = now_s + (LINGER_S if self._server.draining else LINGER_TOTAL_S)
             transport.write_eof()
             self._pause_reading(False)
         else:
@@ -447,7 +447,10 @@ class HttpConnection(PacedConnection):
 
     def drain(self) -> None:
         """The server stops: an idle connection closes now, others with their last answer."""
-        if not self._finished and not self._open and not self._yielded and self._codec.phase is Phase.IDLE:
+        if self._lingering:
+            self._linger_until_s = min(self._linger_until_s, self._server.clock.now_s() + LINGER_S)
+            self._timer.watch()
+        elif not self._finished and not self._open and not self._yielded and self._codec.phase is Phase.IDLE:
             self._finish(linger=False)
 
     @property

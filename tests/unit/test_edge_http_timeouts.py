@@ -241,6 +241,25 @@ async def test_drips_after_the_last_answer_do_not_hold_the_connection_for_ever(e
     assert client.cut_off()
 
 
+@pytest.mark.parametrize("refused_first", [True, False])
+async def test_drips_after_the_last_answer_hardly_hold_up_a_shutdown(edge: Edge, refused_first: bool) -> None:
+    client = edge.connect()
+    if refused_first:
+        client.feed(b"NONSENSE\r\n\r\n")
+        edge.advance(1.0)
+        client.feed(b"x")
+        edge.server.begin_drain()
+    else:
+        client.feed(b"NONS")
+        edge.server.begin_drain()
+        client.feed(b"ENSE\r\n\r\n")
+    edge.advance(LINGER_S / 2)
+    client.feed(b"x")
+    assert not client.cut_off()
+    edge.advance(LINGER_S / 2 + 0.1)
+    assert client.cut_off()
+
+
 async def test_while_lingering_only_so_much_is_read_and_dropped(edge: Edge) -> None:
     client = edge.connect()
     client.feed(b"NONSENSE\r\n\r\n")

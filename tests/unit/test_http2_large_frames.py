@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from gateway.wire.http2 import ErrorCode, Http2Limits
@@ -212,3 +214,25 @@ def test_data_on_stream_0_and_on_one_that_is_not_open_are_faults() -> None:
         side = ServerSide(LIMITS, settings())
         side.feed(frame(DATA, 0, stream, PAYLOAD)[:100])
         assert side.server.fault is not None
+
+
+def test_a_stream_that_is_given_up_within_its_frame_is_let_go_of() -> None:
+    side = opened()
+    stream = side.streams[0]
+    side.feed(frame(DATA, 0, 1, PAYLOAD)[: 9 + 20_000])
+    assert side.connection.rest_bytes > 0
+    side.connection.reset(stream, ErrorCode.CANCEL)
+    assert side.connection.place() is None
+    assert stream not in gc.get_referents(side.connection)
+    side.feed(frame(DATA, 0, 1, PAYLOAD)[9 + 20_000 :])
+    assert side.connection.rest_bytes == 0
+    side.feed(request(3))
+    assert len(side.streams) == 2
+
+
+def test_a_connection_that_ends_within_a_frame_owes_nothing_of_it() -> None:
+    side = opened()
+    side.feed(frame(DATA, 0, 1, PAYLOAD)[: 9 + 20_000])
+    side.connection.lost("gone")
+    assert not side.connection.mid_frame
+    assert side.connection.place() is None

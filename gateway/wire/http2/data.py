@@ -124,6 +124,16 @@ class DataFrames(ControlFrames):
         elif self._expects and (kind != frames.CONTINUATION or stream_id != self._expects):
             raise Http2Fault(_PROTOCOL_ERROR, "a header block is interrupted by another frame")
 
+    def _forget(self, stream: Stream) -> None:
+        super()._forget(stream)
+        if stream is self._rest_stream:
+            self._rest_stream = None  # the rest of its frame is nobody's, and may never come
+
+    def _end_all(self, code: int, text: str) -> None:
+        self._rest_stream = None
+        self.rest_bytes = 0
+        super()._end_all(code, text)
+
     def _return_window(self, unreturned: int) -> int:
         """Half of the connection's window has come: give it back, whoever may read the bytes."""
         if unreturned > self._limits.connection_window_bytes:
