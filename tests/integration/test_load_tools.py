@@ -499,7 +499,10 @@ def test_curl_reads_errors_of_grpc(curl: Curl, plain: GatewayProcess, tmp_path: 
     answer = curl.answer(*words, f"http://{plain.grpc}{METHOD}")
     assert (answer.status, answer.headers["grpc-status"], answer.body) == (200, "5", b"")
     assert answer.headers["grpc-message"]
-    answer = curl.answer(*words, f"http://{plain.grpc}/inference.GRPCInferenceService/Nothing")
+    # Answered at its head, and without a body: with one on its way the answer ends in RST_STREAM(NO_ERROR), which curl
+    # of Debian 12 takes for a failure if it has more to send.
+    bodiless = ["--http2-prior-knowledge", *headers(**GRPC_HEADERS), "-X", "POST"]
+    answer = curl.answer(*bodiless, f"http://{plain.grpc}/inference.GRPCInferenceService/Nothing")
     assert (answer.status, answer.headers["grpc-status"]) == (200, "12")
     # In plain HTTP, for those who do not speak gRPC.
     asked = curl.answer("--http2-prior-knowledge", f"http://{plain.grpc}{METHOD}")
