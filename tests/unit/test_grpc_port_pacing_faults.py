@@ -154,10 +154,8 @@ async def test_a_service_that_does_not_heed_its_cancellation_does_not_hold_the_e
 
     task = asyncio.ensure_future(stuck())
     bench.port.tasks[task] = None  # type: ignore[assignment]
-    began_s = time.monotonic()
     await bench.port.aclose()
-    assert not task.done()
-    assert time.monotonic() - began_s < 0.9
+    assert not task.done(), "it was waited for to its end"
     await task
 
 

@@ -420,20 +420,6 @@ async def test_lines_are_made_together_on_the_loop_and_what_takes_longer_keeps_i
     assert log.statistics(0.0)["balanced"]
 
 
-async def test_few_lines_are_written_within_the_flush_interval() -> None:
-    store = MemoryStore()
-    log = learned_log(store, flush_interval_ms=400)
-    supervisor = Supervisor()
-    log.start(supervisor)
-    begun_s = asyncio.get_running_loop().time()
-    log.offer(record(1))
-    while not store.lines:
-        await asyncio.sleep(0.01)
-    assert 0.2 < asyncio.get_running_loop().time() - begun_s < 0.4
-    await log.aclose()
-    await supervisor.stop_all()
-
-
 async def test_records_that_no_line_is_made_of_yet_count_at_the_bounds() -> None:
     log = learned_log(MemoryStore(), flush_interval_ms=60_000, queue_records_max=3)
     supervisor = Supervisor()
