@@ -25,6 +25,7 @@ from load.grpc_connection import GrpcConnection
 from load.http_connection import HttpConnection
 from load.inputs import Calls, IdentityInputs, Inputs
 from load.options import positive, positive_int, require_json_folder, tell
+from load.rated_loop import RatedLoop
 from load.raw_grpc_connection import RawGrpcConnection
 from load.rig import Rig, Side, rig
 from load.verdict import EXIT_CODES, ROUNDS_MIN
@@ -36,10 +37,12 @@ EXAMPLE = """\
 examples:
   python -m load compare --peer envoy --protocol http --limit cpu=1.0
   python -m load compare --peer direct --protocol grpc --concurrency 16 --rounds 7 --seconds 3 --json -
+  python -m load compare --peer envoy --protocol grpc --rps 500 --seconds 10 --limit p99=1.0
 
 Each round drives both sides for --seconds, one right after the other, who comes first changing from round to round.
-Callers are a closed loop: each sends its next call when its last one has ended. Every call has inputs of its own, a
-deadline, x-request-id and traceparent, and every answer is compared with what it must be.
+Callers are a closed loop: each sends its next call when its last one has ended. With --rps they are an open loop: both
+sides get the same calls at the same times of each round, and latency counts from when a call was due. Every call has
+inputs of its own, a deadline, x-request-id and traceparent, and every answer is compared with what it must be.
 
 Ratios are Sluice's figure over the peer's, medians over the rounds. One whose rounds are fewer than seven, mostly
 disturbed, or too far apart is marked inconclusive, and so is a --limit that they can neither keep nor miss clearly.
@@ -60,6 +63,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         "may be repeated")  # fmt: skip
     parser.add_argument("--concurrency", type=positive_int, default=16, metavar="N",
                         help="callers, each with a connection of its own (default: 16)")  # fmt: skip
+    parser.add_argument("--rps", type=positive, metavar="N",
+                        help="send so many calls a second at random times, whatever has become of those before, "
+                        "not a closed loop; --concurrency connections stand ready, more come if needed")  # fmt: skip
     parser.add_argument("--client", choices=("raw", "grpcio"), default="raw",
                         help="gRPC callers: raw sends what grpcio sends, at a tenth of its cost (default)")  # fmt: skip
     parser.add_argument("--seconds", type=positive, default=3.0, metavar="S",
@@ -134,16 +140,19 @@ class Comparison:
     async def round(self, number: int) -> Round:
         """Drive both sides, one after the other; who is first changes from round to round."""
         sides = self._rig.sides if number % 2 else self._rig.sides[::-1]
-        readings = {side.name: await self._drive(side) for side in sides}
+        readings = {side.name: await self._drive(side, number) for side in sides}
         sluice, peer = (readings[side.name] for side in self._rig.sides)
         return Round(sluice, peer, round(os.getloadavg()[0], 2))
 
-    async def _drive(self, side: Side) -> Reading:
+    async def _drive(self, side: Side, number: int) -> Reading:
         arguments = self._arguments
         connections = self._connections(side, arguments.concurrency)
+        loop: ClosedLoop | RatedLoop = ClosedLoop(connections, self._calls)
+        if arguments.rps is not None:
+            make = partial(self._connection, side)
+            loop = RatedLoop(connections, make, self._calls, arguments.rps, number)
         before = self._rig.executed(self._inputs.model)
         try:
-            loop = ClosedLoop(connections, self._calls)
             measured = await loop.run(arguments.warm_up, arguments.seconds, partial(sample, self._rig, side))
         finally:
             await asyncio.gather(*(connection.aclose() for connection in connections))
@@ -152,11 +161,14 @@ class Comparison:
         return replace(found, inferences=after[0] - before[0], executions=after[1] - before[1])
 
     def _connections(self, side: Side, count: int) -> list[Connection]:
+        return [self._connection(side) for _ in range(count)]
+
+    def _connection(self, side: Side) -> Connection:
         make: Callable[[str, Inputs], Connection]
         make = HttpConnection
         if self._arguments.protocol == "grpc":
             make = RawGrpcConnection if self._arguments.client == "raw" else GrpcConnection
-        return [make(side.address(self._arguments.protocol), self._inputs) for _ in range(count)]
+        return make(side.address(self._arguments.protocol), self._inputs)
 
 
 def sample(ready: Rig, side: Side) -> Sample:
@@ -240,6 +252,7 @@ def _setting(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "peer": arguments.peer,
         "client": arguments.client if arguments.protocol == "grpc" else None,
+        "rps": arguments.rps,
         "seconds": arguments.seconds,
         "warm_up_s": arguments.warm_up,
         "deadline_ms": arguments.deadline_ms,

@@ -50,6 +50,11 @@ class Calls:
         self._check_share = check_share
         self._number = 0
 
+    @property
+    def made(self) -> int:
+        """Calls that were taken from here."""
+        return self._number
+
     def next(self, row: int = -1, deadline_ms: int | None = None) -> LoadCall:
         """The next call; with the next row unless one is named, and the run's deadline unless there is less left."""
         self._number = number = self._number + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,9 @@ from load import envoy
 from load.environment import ensure_envoy
 from load.errors import LoadError
 from load.stand import stand
+
+COUNTS_STILL_S = 0.05
+COUNTS_SETTLE_S = 10.0
 
 Peer = Literal["envoy", "direct"]
 Protocol = Literal["http", "grpc"]
@@ -60,7 +64,21 @@ class Rig:
         return group_members(self.triton.run.server.pid)
 
     def executed(self, model: str) -> tuple[int, int]:
-        """How many inferences of a model Triton has counted, and in how many executions."""
+        """How many inferences of a model Triton has counted, and in how many executions. For when no call is out.
+
+        Triton counts a call some time after it was answered, so this waits until the counts stand still. Raises
+        LoadError if they do not.
+        """
+        until_s = time.monotonic() + COUNTS_SETTLE_S
+        found = self._executed(model)
+        while time.monotonic() < until_s:
+            time.sleep(COUNTS_STILL_S)
+            before, found = found, self._executed(model)
+            if found == before:
+                return found
+        raise LoadError(f"Triton goes on executing {model}, though nothing was sent to it for {COUNTS_SETTLE_S:g} s")
+
+    def _executed(self, model: str) -> tuple[int, int]:
         url = f"http://{self.triton.spec.http_address}/v2/models/{model}/stats"
         with urllib.request.urlopen(url, timeout=10) as response:
             stats = json.load(response)["model_stats"]

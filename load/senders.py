@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from load.connection import Connection, Done, Part
@@ -15,10 +15,10 @@ class Pool:
     was used last is taken first, as clients' pools do it; so their number is the largest number of calls in flight.
     """
 
-    def __init__(self, make: Callable[[], Connection]) -> None:
+    def __init__(self, make: Callable[[], Connection], ready: Iterable[Connection] = ()) -> None:
         self._make = make
-        self._idle: list[Connection] = []
-        self._all: list[Connection] = []
+        self._all = list(ready)
+        self._idle = list(self._all)
 
     def open(self, count: int) -> None:
         """Have at least so many connections; each opens its socket with its first call."""

@@ -206,6 +206,7 @@ async def _own_pair(
         protocol=arguments.protocol,
         client="raw",
         concurrency=concurrency,
+        rps=None,
         warm_up=WARM_UP_S,
         seconds=arguments.seconds,
         deadline_ms=DEADLINE_MS,
