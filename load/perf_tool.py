@@ -89,9 +89,13 @@ def ensure_perf_analyzer(directory: Path = DIRECTORY, progress: Progress = print
     return tool
 
 
+class PerfAnalyzerHung(LoadError):
+    """It did not end in its time. With `--request-count` it now and then never does, before whatever server."""
+
+
 def run_perf_analyzer(tool: PerfAnalyzer, options: Sequence[str], *, timeout_s: float) -> PerfFigures:
     """Run it to its end and read its report. Raises LoadError with its last words if it fails (a single failed call is
-    enough, it gives up then), reports nothing, or takes longer than `timeout_s`.
+    enough, it gives up then) or reports nothing, and PerfAnalyzerHung if it takes longer than `timeout_s`.
     """
     with tempfile.TemporaryDirectory(prefix="perf-analyzer-") as work:
         report = Path(work) / "report.csv"
@@ -110,7 +114,7 @@ def run_perf_analyzer(tool: PerfAnalyzer, options: Sequence[str], *, timeout_s: 
             )
         except subprocess.TimeoutExpired as error:
             said = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
-            raise LoadError(
+            raise PerfAnalyzerHung(
                 f"perf_analyzer did not end within {timeout_s:g} s and was killed; its last words:\n{_tail(said)}\n"
                 f"  it was run as: {_words(argv)}"
             ) from None

@@ -14,7 +14,17 @@ from typing import Any
 import msgspec
 import orjson
 
-from gateway.records.tensors import FIRST_VALUES, FORMATS, SIZES, VALUES_MAX, Tensor, figures, plain_figures
+from gateway.records.tensors import (
+    FIRST_VALUES,
+    FORMATS,
+    SIZES,
+    SUMMED_MAX,
+    Tensor,
+    figures,
+    plain_figures,
+    spread,
+    step_of,
+)
 
 ENTRIES_MAX = 1024
 CONSTANT_BYTES_MAX = 4096
@@ -27,9 +37,12 @@ _PLAIN = 1e15
 _dumps = orjson.dumps
 _encode = msgspec.json.Encoder().encode
 
-Unpack = Callable[..., tuple[Any, ...]]
+Numbers = tuple[Any, ...]
+Unpack = Callable[[bytes, int], tuple[Numbers, Numbers]]
 Numeric = tuple[str, Unpack | None, int]
-"""A tensor of numbers: what is always shown of it, what reads the numbers, and where they are."""
+"""A tensor of numbers: what is always shown of it; what reads the first few, and those that a summary is of; and where
+they are.
+"""
 
 
 class Summed(msgspec.Struct, gc=False, frozen=True):
@@ -76,12 +89,12 @@ class Layout:
             if unpack is None:
                 shown.append({"name": head})
                 continue
-            numbers = unpack(message, at)
+            first, numbers = unpack(message, at)
             found = plain_figures(numbers)
             if found is None:
-                shown.append({"name": head, **figures(numbers)})
+                shown.append({"name": head, **figures(numbers, first)})
             else:
-                shown.append(Summed(head, numbers[:FIRST_VALUES], *found))
+                shown.append(Summed(head, first, *found))
         return shown
 
     def json(self, message: bytes) -> str:
@@ -94,11 +107,11 @@ class Layout:
             if unpack is None:
                 parts.append(f'{{"name":{head}}}')
                 continue
-            numbers = unpack(message, at)
+            some, numbers = unpack(message, at)
             found = plain_figures(numbers)
             if found is None or not -_PLAIN < found[0] <= found[1] < _PLAIN:
                 return _encode(self.tensors(message)).decode()
-            low, high, mean, first = _dumps((*found, numbers[:FIRST_VALUES])).decode().split(",", 3)
+            low, high, mean, first = _dumps((*found, some)).decode().split(",", 3)
             parts.append(f'{{"name":{head},"first":{first[:-1]},"min":{low[1:]},"max":{high},"mean":{mean}}}')
         return f"[{','.join(parts)}]"
 
@@ -168,8 +181,32 @@ def _numeric(tensor: Tensor) -> Numeric | None:
     if code is None or size is None:
         return None
     count = len(tensor.raw) // size
-    if count > VALUES_MAX:
-        return None
+    shown: dict[str, Any] = {**tensor.description.shown, "count": count}
+    if count > SUMMED_MAX:
+        shown["summary_cut"] = True
     # Finished JSON may be more than its member's value: the members that follow it.
-    head = _dumps({**tensor.description.shown, "count": count}).decode()[len('{"name":') : -1]
-    return head, struct.Struct(f"<{count}{code}").unpack_from if count else None, tensor.start
+    head = _dumps(shown).decode()[len('{"name":') : -1]
+    if not count:
+        return head, None, tensor.start
+    return head, _whole(count, code) if count <= SUMMED_MAX else _sampled(count, size, code), tensor.start
+
+
+def _whole(count: int, code: str) -> Unpack:
+    unpack = struct.Struct(f"<{count}{code}").unpack_from
+
+    def read(message: bytes, at: int) -> tuple[Numbers, Numbers]:
+        numbers = unpack(message, at)
+        return numbers[:FIRST_VALUES], numbers
+
+    return read
+
+
+def _sampled(count: int, size: int, code: str) -> Unpack:
+    first = struct.Struct(f"<{FIRST_VALUES}{code}").unpack_from
+    some = struct.Struct(f"<{len(range(0, count, step_of(count)))}{code}").unpack
+    length = count * size
+
+    def read(message: bytes, at: int) -> tuple[Numbers, Numbers]:
+        return first(message, at), some(spread(memoryview(message)[at : at + length], count, size))
+
+    return read

@@ -10,7 +10,6 @@ kept as finished JSON. A raw value may be more than the value of its member: it 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import math
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import orjson
+from blake3 import blake3
 
 from gateway.core.call import Attempt, SequenceStep, Trail
 from gateway.core.codes import Code
@@ -39,15 +39,15 @@ from gateway.wire.kserve.protobuf import WireError
 SCHEMA = 1
 LINE_BYTES_MAX = 256 * 1024
 """Bytes of one line, its line break included."""
-QUICK_BYTES_MAX = 4096
-"""Bodies up to this, both together, take no time worth speaking of."""
+QUICK_BYTES_MAX = 64 * 1024
+"""Bodies up to this, both together, take no time worth speaking of: digests of them 10 us."""
 DIGEST_BYTES_MAX = 1024 * 1024
 """Larger bodies have no digest: no call like them is ever sent again, shared or cached, and it costs milliseconds."""
 ATTEMPTS_MAX = 32
 """Attempts shown; `attempt_count` counts all."""
 
 _CODE_NAMES = {int(code): code.name for code in Code}
-_EMPTY_DIGEST = hashlib.blake2b(digest_size=16)
+_DIGEST_BYTES = 16
 _INFINITY = float("inf")
 _MEMO_MAX = 1024
 _ROUND = 1.5 * 2.0**52
@@ -337,7 +337,7 @@ class Renderer:
             return _like_before(None, None, size, record.omitted)
         shown: dict[str, Any] = {"bytes": size}
         if len(message) <= DIGEST_BYTES_MAX:
-            shown["digest"] = _digest(message)
+            shown["digest"] = digest_of(message)
         layout = None if record.tensors == "full" else layouts.find(model, message)
         if layout is None:
             self._side(shown, model, message, layouts, full=record.tensors == "full")
@@ -379,23 +379,20 @@ class Renderer:
 def _like_before(message: bytes | None, layout: Layout | None, size: int, omitted: str) -> object:
     """One side whose layout is known, or of which nothing is to be shown."""
     if message is not None and layout is not None:
-        return _Body(size, _digest(message), layout.tensors(message))
+        return _Body(size, digest_of(message), layout.tensors(message))
     return {"bytes": size, "omitted": omitted} if omitted else {"bytes": size}
 
 
 def _side_of(message: bytes | None, layout: Layout | None, size: str, omitted: str) -> str:
     """The same as finished JSON."""
     if message is not None and layout is not None:
-        digest = _EMPTY_DIGEST.copy()
-        digest.update(message)
-        return f'{{"bytes":{size},"digest":"{digest.hexdigest()}","tensors":{layout.json(message)}}}'
+        return f'{{"bytes":{size},"digest":"{digest_of(message)}","tensors":{layout.json(message)}}}'
     return f'{{"bytes":{size},"omitted":"{omitted}"}}' if omitted else f'{{"bytes":{size}}}'
 
 
-def _digest(message: bytes) -> str:
-    digest = _EMPTY_DIGEST.copy()  # half the price of a new one
-    digest.update(message)
-    return digest.hexdigest()
+def digest_of(message: bytes) -> str:
+    """The first 128 bits of BLAKE3, in hex. 1 MiB takes 0.15 ms where BLAKE2b takes 1.3."""
+    return blake3(message).digest(_DIGEST_BYTES).hex()
 
 
 def _spliced(memo: dict[K, str], key: K, shown: dict[str, Any]) -> str:

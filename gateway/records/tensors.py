@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gateway.wire.kserve import protobuf as pb
 from gateway.wire.kserve.datatypes import TABLE
@@ -19,7 +19,11 @@ from gateway.wire.kserve.datatypes import TABLE
 TENSORS_MAX = 64
 """Tensors shown per side; the rest are counted."""
 VALUES_MAX = 4096
-"""Values shown per side under `tensors: full`, over all tensors; also how many a summary looks at per tensor."""
+"""Values shown per side under `tensors: full`, over all tensors."""
+SUMMED_MAX = 256
+"""Values that a summary looks at per tensor. Of more elements than that it takes every n-th, from the first to the end:
+one number for a picture's worth of them must not cost more than the call.
+"""
 FIRST_VALUES = 8
 """Values shown per tensor under `tensors: summary`."""
 ELEMENT_BYTES_MAX = 256
@@ -40,8 +44,13 @@ _SHAPE_MAX = 32
 _NAME_MAX = 256
 _SORTED_MAX = 64
 """Of so few numbers, sorting them is the quickest way to the smallest and the largest."""
+_UNSIGNED: dict[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
+"""What elements of so many bytes can be picked as, whatever they mean."""
 _SUMMABLE = 1e300
 """As many numbers as a summary looks at, each below this, have a sum that is a number."""
+
+
+Number = int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +210,7 @@ def with_summary(tensor: Tensor) -> dict[str, Any]:
     if tensor.description.datatype == "BYTES":
         lengths: list[int] = []
         for element in _elements(tensor):
-            if len(lengths) == VALUES_MAX:
+            if len(lengths) == SUMMED_MAX:
                 shown["summary_cut"] = True
                 break
             lengths.append(len(element))
@@ -210,13 +219,35 @@ def with_summary(tensor: Tensor) -> dict[str, Any]:
             shown["length_min"] = min(lengths)
             shown["length_max"] = max(lengths)
         return shown
-    numbers, total = _numbers(tensor, VALUES_MAX)
+    first, numbers, total = _sampled(tensor)
     shown["count"] = total
     if total > len(numbers):
         shown["summary_cut"] = True
     if numbers:
-        shown.update(figures(numbers))
+        shown.update(figures(numbers, first))
     return shown
+
+
+def _sampled(tensor: Tensor) -> tuple[list[Number], list[Number], int]:
+    """The first few numbers, those that a summary is of, and how many there are."""
+    first, total = _numbers(tensor, FIRST_VALUES if tensor.raw is not None else SUMMED_MAX)
+    if tensor.raw is None:
+        return first[:FIRST_VALUES], first, total
+    size = SIZES.get(tensor.description.datatype)
+    if size is None or total <= FIRST_VALUES:
+        return first, first, total
+    piece = spread(tensor.raw, total, size)
+    return first, _unpacked(piece, tensor.description.datatype, len(piece) // size), total
+
+
+def spread(raw: memoryview, total: int, size: int) -> bytes:
+    """The bytes of the elements that a summary of `total` elements of `size` bytes each is made from."""
+    return raw[: total * size].cast(_UNSIGNED[size])[:: step_of(total)].tobytes()
+
+
+def step_of(total: int) -> int:
+    """A summary of so many elements is of every how-many-eth."""
+    return -(-total // SUMMED_MAX)
 
 
 def plain_figures(numbers: Sequence[int | float]) -> tuple[int | float, int | float, float] | None:
@@ -239,13 +270,12 @@ def plain_figures(numbers: Sequence[int | float]) -> tuple[int | float, int | fl
     return low, high, total / len(numbers)
 
 
-def figures(numbers: Sequence[int | float | bool]) -> dict[str, Any]:
-    """The first few of at least one number, and of several the smallest, largest and mean of the finite ones."""
-    first = finite(numbers[:FIRST_VALUES])
+def figures(numbers: Sequence[Number], first: Sequence[Number]) -> dict[str, Any]:
+    """The first few; and of several numbers (there is one at least) smallest, largest and mean of the finite ones."""
+    shown: dict[str, Any] = {"first": finite(first)}
     if len(numbers) == 1:
-        return {"first": first}
-    usable: Sequence[int | float | bool] = numbers
-    shown: dict[str, Any] = {"first": first}
+        return shown
+    usable = numbers
     found = plain_figures(numbers)
     if found is None:
         usable = [value for value in numbers if math.isfinite(value)]
@@ -258,7 +288,7 @@ def figures(numbers: Sequence[int | float | bool]) -> dict[str, Any]:
     return shown
 
 
-def finite(numbers: Sequence[int | float | bool]) -> list[int | float | bool | str]:
+def finite(numbers: Sequence[Number]) -> list[Number | str]:
     """The numbers, with "NaN", "Infinity" and "-Infinity" as strings: JSON has no such numbers."""
     return [number if math.isfinite(number) else _word(number) for number in numbers]
 
@@ -279,7 +309,7 @@ def as_json_text(piece: bytes, *, cut: bool) -> str | dict[str, str]:
         return {"base64": base64.b64encode(piece).decode()}
 
 
-def _numbers(tensor: Tensor, most: int) -> tuple[list[int | float | bool], int]:
+def _numbers(tensor: Tensor, most: int) -> tuple[list[Number], int]:
     """At most `most` values and how many there are. A datatype that the protocol does not know has none."""
     datatype = tensor.description.datatype
     raw = tensor.raw
@@ -289,19 +319,22 @@ def _numbers(tensor: Tensor, most: int) -> tuple[list[int | float | bool], int]:
             return [], 0
         total = len(raw) // size
         count = min(total, most)
-        piece = raw[: count * size]
-        if datatype == "BF16":
-            halves = struct.unpack(f"<{count}H", piece)
-            return list(struct.unpack(f"<{count}f", struct.pack(f"<{count}I", *(half << 16 for half in halves)))), total
-        return list(struct.unpack(f"<{count}{FORMATS[datatype]}", piece)), total
+        return _unpacked(raw[: count * size], datatype, count), total
     if tensor.contents is None:
         return [], 0
     return _typed_numbers(tensor.contents, most)
 
 
-def _typed_numbers(contents: bytes, most: int) -> tuple[list[int | float | bool], int]:
+def _unpacked(piece: bytes | memoryview, datatype: str, count: int) -> list[Number]:
+    if datatype == "BF16":
+        halves = struct.unpack(f"<{count}H", piece)
+        return list(struct.unpack(f"<{count}f", struct.pack(f"<{count}I", *(half << 16 for half in halves))))
+    return list(struct.unpack(f"<{count}{FORMATS[datatype]}", piece))
+
+
+def _typed_numbers(contents: bytes, most: int) -> tuple[list[Number], int]:
     """The values of an `InferTensorContents`, whichever field holds them."""
-    values: list[int | float | bool] = []
+    values: list[Number] = []
     total = 0
     for number, wire, a, b in pb.fields(contents, 0, len(contents)):
         if number > 7:

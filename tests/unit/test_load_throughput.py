@@ -7,12 +7,14 @@ import json
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from load import fleet, throughput
 from load.__main__ import main
 from load.fleet import FleetReading
+from load.perf_tool import PerfAnalyzerHung
 from load.protobuf import bytes_field
 from load.scored_inputs import ScoredInputs, feature_rows, read_answer, request_body
 from load.stage_house import model_names, stage_house
@@ -109,3 +111,27 @@ async def test_a_house_of_several_models_is_called_in_turn(tmp_path: Path) -> No
         await Caller(house, rps=1_000_000, burst=4).measure(depths(house)[-1], 8)
         assert house.assembly.record_log.statistics(0.0)["written"] == 8
         assert set(house.assembly.stack.admissions) == set(house.models)
+
+
+@pytest.mark.parametrize(("hangs", "counted"), [(0, 10), (1, 10), (2, None)])
+def test_a_counted_run_that_hangs_is_done_once_more_and_its_calls_are_not_counted(
+    monkeypatch: pytest.MonkeyPatch, hangs: int, counted: int | None
+) -> None:
+    executed, runs = [0], iter(range(9))
+
+    def run(tool: object, words: object, *, timeout_s: float) -> None:
+        executed[0] += 7 if (hung := next(runs) < hangs) else 10
+        if hung:
+            raise PerfAnalyzerHung("it hangs")
+
+    class Counting:
+        def executed(self, model: str) -> tuple[int, int]:
+            return executed[0], executed[0]
+
+    monkeypatch.setattr(throughput, "run_perf_analyzer", run)
+    arguments: tuple[Any, ...] = (None, Counting(), [], 1.0)
+    if counted is None:
+        with pytest.raises(PerfAnalyzerHung):
+            throughput._counted(*arguments)
+    else:
+        assert throughput._counted(*arguments) == (counted, counted)

@@ -19,8 +19,8 @@ from gateway.core.outcome import Outcome
 from gateway.records.document import page
 from gateway.records.fields import DROPPED, RECORD
 from gateway.records.record import PredictionRecord
-from gateway.records.render import DIGEST_BYTES_MAX, LINE_BYTES_MAX, Renderer, dropped_line, utc
-from gateway.records.tensors import VALUES_MAX
+from gateway.records.render import DIGEST_BYTES_MAX, LINE_BYTES_MAX, QUICK_BYTES_MAX, Renderer, dropped_line, utc
+from gateway.records.tensors import SUMMED_MAX, VALUES_MAX
 from gateway.wire.kserve import protobuf as pb
 from tests.unit.records_support import ANSWER, REQUEST, answer, floats, record, request, served_call
 
@@ -176,6 +176,40 @@ def test_a_summary_never_shows_text() -> None:
     assert "secret" not in json.dumps(shown)
     tensor = shown["output"]["tensors"][0]
     assert (tensor["count"], tensor["length_min"], tensor["length_max"]) == (2, 0, 6)
+
+
+@pytest.mark.parametrize("count", [SUMMED_MAX, SUMMED_MAX + 1, 10_000])
+@pytest.mark.parametrize(
+    ("datatype", "code"), [("FP32", "f"), ("INT8", "b"), ("UINT16", "H"), ("FP64", "d"), ("FP16", "e")]
+)
+def test_a_summary_of_many_numbers_looks_at_some_from_beginning_to_end(count: int, datatype: str, code: str) -> None:
+    values = [float(number % 120) if code in "fde" else number % 120 for number in range(count)]
+    values[-1 - (count - 1) % -(-count // SUMMED_MAX)] = 125  # the last one that is looked at
+    given = answer(("y", datatype, (count,), struct.pack(f"<{count}{code}", *values)))
+    looked_at = values[:: -(-count // SUMMED_MAX)]
+    renderer = Renderer()
+    for _ in range(3):  # its layout is known from the third time on
+        (tensor,) = json.loads(renderer.line(record(reply=given)))["output"]["tensors"]
+        assert tensor["first"] == values[:8]
+        assert (tensor["count"], tensor.get("summary_cut", False)) == (count, count > SUMMED_MAX)
+        assert (tensor["min"], tensor["max"]) == (min(looked_at), 125)
+        assert tensor["mean"] == pytest.approx(sum(looked_at) / len(looked_at))
+    if len(given) < QUICK_BYTES_MAX - len(REQUEST):
+        assert json.loads(renderer.quick(record(reply=given)))["output"]["tensors"] == [tensor]
+
+
+def test_bf16_and_text_are_summed_up_from_some_of_their_elements_too() -> None:
+    halves = [0x3F80 + number % 100 for number in range(3000)]
+    shown = rendered(record(reply=answer(("y", "BF16", (3000,), struct.pack("<3000H", *halves)))))
+    tensor = shown["output"]["tensors"][0]
+    looked_at = [struct.unpack("<f", struct.pack("<I", half << 16))[0] for half in halves[::12]]
+    assert tensor["first"] == looked_at[:1] + [
+        struct.unpack("<f", struct.pack("<I", half << 16))[0] for half in halves[1:8]
+    ]
+    assert (tensor["min"], tensor["max"], tensor["summary_cut"]) == (min(looked_at), max(looked_at), True)
+    raw = b"".join(struct.pack("<I", number % 7) + b"x" * (number % 7) for number in range(1000))
+    text = rendered(record(reply=answer(("y", "BYTES", (1000,), raw))))["output"]["tensors"][0]
+    assert (text["count"], text["length_max"], text["summary_cut"]) == (SUMMED_MAX, 6, True)
 
 
 def test_a_thirty_megabyte_request_has_a_bounded_record() -> None:
