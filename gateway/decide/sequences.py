@@ -16,10 +16,11 @@ Pure: time is an argument, nobody is woken here. Every method that lets steps go
 from __future__ import annotations
 
 import enum
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from gateway.decide.rendezvous import digest
 
 SequenceId = int | str
 """The string "7" and the number 7 are two sequences."""
@@ -30,24 +31,18 @@ ours when the step has ended.
 """
 
 
-def _digest(model: str, sequence_id: SequenceId, more: str) -> int:
-    kind = "s" if isinstance(sequence_id, str) else "n"
-    text = f"{len(model)}:{model}{kind}{sequence_id}\0{more}"
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())
-
-
 def place(model: str, sequence_id: SequenceId, replicas: Iterable[str]) -> str:
     """The replica of the highest hash, "" if there is none. When one leaves, only its own sequences are placed anew;
     one that comes takes its share from all others.
     """
-    return max(replicas, key=lambda replica: (_digest(model, sequence_id, replica), replica), default="")
+    return max(replicas, key=lambda replica: (digest(model, sequence_id, replica), replica), default="")
 
 
 def draw(model: str, sequence_id: SequenceId) -> float:
     """A number in [0, 1) that stands for chance where the version of a new sequence is drawn by weights: every gateway
     draws the same.
     """
-    return (_digest(model, sequence_id, "") >> 11) / float(1 << 53)
+    return (digest(model, sequence_id, "") >> 11) / float(1 << 53)
 
 
 class Home:

@@ -1,0 +1,285 @@
+"""What the picker knows of each candidate: its service time next to the pool's, whether it is suspect, and how many
+calls of other gateways it has.
+
+**The reference** is the lower median of what the candidates took for calls that they answered: of two, the faster
+one's; where most are slow, slow is what the pool is. Penalties are no part of it: in a pool that fails they would feed
+on themselves. Service times within `even_ratio` of the reference count as the reference.
+
+**In doubt** is a candidate whose service time, by its last evidence, penalties included, is above `suspect_ratio` times
+the reference. That may have been one straggler or one failure, which with batching many calls share, and whose end is
+when they are seen: the replica is well by then. So it counts as `suspect_ratio` times the reference, no more, and the
+calls that are sent from now on decide: good ones take three quarters of the difference away each, from 5 s over 10 ms
+four do, then the penalty is forgotten; a bad one makes it a **suspect**. Calls that were sent before say nothing.
+
+A suspect gets tries, one at a time (`score.py`). One is *due* at once, again after every try that came back good, and
+otherwise when the reading, which drifts to the reference while nobody looks, has come down to the ratio, at the latest
+after `retry_s`. From 10 times the reference one or two good ones clear it, from 5 s over 10 ms four. So a replica that
+has recovered is found within `retry_s` (15 s) and cleared by a few tries; one that stays ten times slower gets a call
+every 15 s.
+
+**Other gateways' calls** are told by Triton's pending count. A load is max(own calls, pending then + own sends - own
+completions since), and own sends - completions is the difference of two in-flight counts: so a report leaves behind
+how many calls are not ours, and is ignored when it is older than `report_age_s`.
+
+Memory: one row for each candidate of the last `adopt`; what is told of others is ignored. Everything is O(1) but
+`adopt` and `refresh`, which sorts the estimates, at most every `refresh_s`, and once more when somebody falls into
+doubt: where a burst makes all slower, the first to answer stands out until the others have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway.core.outcome import Latency
+from gateway.core.snapshot import Candidate
+from gateway.decide.service_time import COST_MAX_S, KEEP_MAX, KEEP_TRY, PeakEwma, ServiceTimeSettings, per_unit
+
+DEFAULT_S = 0.1
+"""The reference while nothing at all is known. Of equal unknowns any number would do; with this one a first call that
+fails costs `penalty_s`.
+"""
+
+_SKIP, _PENALTY, _RECORD = Latency.SKIP, Latency.PENALTY, Latency.RECORD
+
+_RANGES = (
+    ("even_ratio", 1.0, 100.0),
+    ("suspect_ratio", 1.0, 1e6),
+    ("retry_s", 1e-3, COST_MAX_S),
+    ("retry_min_s", 0.0, COST_MAX_S),
+    ("report_age_s", 0.0, COST_MAX_S),
+    ("refresh_s", 0.0, 10.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StandingSettings:
+    """How candidates are judged. Raises ValueError for what makes no sense."""
+
+    even_ratio: float = 1.5
+    """Service times within this factor of the reference count as equal. Own choice: batches of different size."""
+    suspect_ratio: float = 3.0
+    """Above this many times the reference a replica is suspect. Own choice: well below the breaker's 5."""
+    retry_s: float = 15.0
+    """A suspect is tried again after this at the latest. Own choice: what a tenfold estimate needs to drift to three
+    times the pool's, with tau 10 s.
+    """
+    retry_min_s: float = 1.0
+    """And not before this, if the last try taught nothing. Own choice."""
+    report_age_s: float = 0.5
+    """Pending counts older than this are ignored (Prequal's probes expire after about 1 s; half of it, because a count
+    of requests moves faster than a latency).
+    """
+    refresh_s: float = 0.1
+    """How old the reference and the drifting readings may get: a hundredth of tau."""
+    service_time: ServiceTimeSettings = field(default_factory=ServiceTimeSettings)
+
+    def __post_init__(self) -> None:
+        for name, least, most in _RANGES:
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must lie between {least} and {most}, not {getattr(self, name)}")
+        if self.even_ratio > self.suspect_ratio:
+            raise ValueError(f"even_ratio ({self.even_ratio}) must be at most suspect_ratio ({self.suspect_ratio})")
+
+
+class Row:
+    """One candidate. For reading."""
+
+    __slots__ = (
+        "cost_s",
+        "doubt_s",
+        "doubted",
+        "due",
+        "failures",
+        "fault",
+        "foreign",
+        "foreign_until_s",
+        "replica",
+        "scale",
+        "served",
+        "slots",
+        "suspect",
+        "tried_s",
+        "tries",
+    )
+
+    def __init__(self, replica: str, settings: ServiceTimeSettings, cost_s: float) -> None:
+        self.replica = replica
+        self.slots = 0
+        self.scale = 0.0
+        """What one call in flight here is as a load on an average replica."""
+        self.foreign = 0
+        """Calls in flight here that are not ours."""
+        self.cost_s = cost_s
+        """Service time as it is compared."""
+        self.doubted = False
+        self.suspect = False
+        """In doubt, and a call that was sent since was bad."""
+        self.due = False
+        """A try is due."""
+        self.served = PeakEwma(settings.tau_s, settings.seed_s)
+        """The estimate, of calls that were answered."""
+        self.fault: PeakEwma | None = None
+        """The estimate with penalties, from a failure on until no doubt is left."""
+        self.failures = 0
+        """Penalties since the last answer."""
+        self.foreign_until_s = -math.inf
+        self.doubt_s = self.tried_s = -math.inf
+        """When doubt arose, or became suspicion; when the last call was sent in spite of that."""
+        self.tries = 0
+
+    @property
+    def estimate(self) -> PeakEwma:
+        return self.fault or self.served
+
+
+class Standings:
+    """The candidates of one (pool, model, version). Attributes are for reading."""
+
+    __slots__ = ("_by_replica", "_seen", "_settings", "due_s", "now_s", "reference_s", "rows")
+
+    def __init__(self, settings: StandingSettings) -> None:
+        self._settings = settings
+        self._seen: tuple[Candidate, ...] | None = None
+        self._by_replica: dict[str, Row] = {}
+        self.rows: list[Row] = []
+        self.now_s = 0.0
+        """The latest instant that was told."""
+        self.due_s = -math.inf
+        """When `refresh` is due."""
+        self.reference_s = settings.service_time.seed_s or DEFAULT_S
+        """The pool's service time, seconds per unit of work."""
+
+    def of(self, replica: str) -> Row | None:
+        return self._by_replica.get(replica)
+
+    def adopt(self, candidates: Sequence[Candidate]) -> None:
+        """From now on these are the candidates; what is known of those that stay is kept. O(1) for the same tuple as
+        before; a list may change under our hands, and is looked at every time.
+        """
+        if candidates is self._seen:
+            return
+        known = self._by_replica
+        self._by_replica = {}
+        self.rows = []
+        average = sum(candidate.slots for candidate in candidates) / max(1, len(candidates))
+        for candidate in candidates:
+            row = known.get(candidate.replica)
+            if row is None:
+                row = Row(candidate.replica, self._settings.service_time, self.reference_s)
+            row.slots = candidate.slots
+            row.scale = average / candidate.slots if candidate.slots > 0 else 0.0
+            self._by_replica[candidate.replica] = row
+            self.rows.append(row)
+        self._seen = candidates if isinstance(candidates, tuple) else None
+        self.due_s = -math.inf
+
+    def observe(
+        self,
+        replica: str,
+        lesson: Latency,
+        elapsed_s: float,
+        now_s: float,
+        *,
+        work: float = 1.0,
+        in_flight: int = 1,
+        hint_s: float = 0.0,
+    ) -> None:
+        """An attempt ended after `elapsed_s`; `lesson` is its outcome's in `TEACHINGS`. `in_flight`: calls on the
+        replica, this one included, when it was sent. `hint_s`: after what time the replica asked to be asked again.
+        """
+        row = self._by_replica.get(replica)
+        if row is None or lesson is _SKIP:
+            return
+        if now_s > self.now_s:
+            self.now_s = now_s
+        now_s, reference_s, served, fault = self.now_s, self.reference_s, row.served, row.fault
+        doubted, first = row.doubted, served.cost_s is None
+        fresh = doubted and now_s - elapsed_s >= row.doubt_s
+        if lesson is _PENALTY:
+            if fault is None:
+                fault = row.fault = PeakEwma(self._settings.service_time.tau_s)
+                fault.raise_to(served.at(now_s, reference_s) or 0.0, now_s)
+            fault.raise_to(self._settings.service_time.penalty(reference_s, hint_s), now_s, toward_s=reference_s)
+            row.failures += 1
+            good = False
+        else:
+            cost_s = per_unit(elapsed_s, work=work, in_flight=in_flight, slots=row.slots)
+            good = cost_s <= self._settings.suspect_ratio * reference_s
+            if lesson is _RECORD:
+                keep_max = KEEP_TRY if good and fresh else KEEP_MAX
+                served.observe(cost_s, now_s, toward_s=reference_s, keep_max=keep_max)
+                if fault is not None:
+                    fault.observe(cost_s, now_s, toward_s=reference_s, keep_max=keep_max)
+                row.failures = 0
+            else:
+                served.raise_to(cost_s, now_s, toward_s=reference_s)
+                if fault is not None:
+                    fault.raise_to(cost_s, now_s, toward_s=reference_s)
+                fresh = fresh and not good  # cut short so early, it says nothing
+        if fresh:
+            row.due = good or not row.suspect
+            if not good and not row.suspect:
+                row.suspect = True
+                row.doubt_s = now_s
+        self._judge(row)
+        if first or (row.doubted and not doubted):
+            self.refresh()
+
+    def report(self, replica: str, pending: int, in_flight: int, now_s: float) -> None:
+        """Triton counted `pending` calls on the replica at `now_s`, when `in_flight` were our own."""
+        row = self._by_replica.get(replica)
+        if row is not None:
+            row.foreign = max(0, pending - in_flight)
+            row.foreign_until_s = now_s + self._settings.report_age_s
+
+    def forget(self, replica: str) -> None:
+        """The server behind it is a new one: what was seen of the old one says nothing."""
+        row = self._by_replica.get(replica)
+        if row is not None:
+            settings = self._settings.service_time
+            row.served, row.fault, row.failures = PeakEwma(settings.tau_s, settings.seed_s), None, 0
+            self._judge(row)
+
+    def tried(self, row: Row) -> None:
+        """A call goes there although it is suspect."""
+        row.due = False
+        row.tried_s = self.now_s
+        row.tries += 1
+
+    def refresh(self) -> None:
+        """Reference, readings, tries and reports as of `now_s`."""
+        settings, now_s = self._settings, self.now_s
+        costs = sorted(row.served.cost_s for row in self.rows if row.served.cost_s is not None)
+        if costs:
+            self.reference_s = costs[(len(costs) - 1) // 2]
+        due_s = now_s + settings.refresh_s
+        for row in self.rows:
+            if row.foreign:
+                if now_s >= row.foreign_until_s:
+                    row.foreign = 0
+                else:
+                    due_s = min(due_s, row.foreign_until_s)
+            self._judge(row)
+            if row.suspect and not row.due:
+                since_s = now_s - max(row.doubt_s, row.tried_s)
+                drifted = row.cost_s <= settings.suspect_ratio * self.reference_s
+                row.due = since_s >= settings.retry_s or (drifted and since_s >= settings.retry_min_s)
+        self.due_s = due_s
+
+    def _judge(self, row: Row) -> None:
+        """What the evidence makes of a replica, next to the reference as of the last refresh."""
+        settings, reference_s = self._settings, self.reference_s
+        ratio_s = settings.suspect_ratio * reference_s
+        evidence_s = row.estimate.cost_s
+        if evidence_s is None or evidence_s <= ratio_s:
+            row.doubted = row.suspect = False
+            row.fault = None
+        elif not row.doubted:
+            row.doubted = True
+            row.doubt_s = self.now_s
+        cost_s = row.estimate.at(self.now_s, reference_s)
+        if cost_s is None or reference_s / settings.even_ratio <= cost_s <= reference_s * settings.even_ratio:
+            cost_s = reference_s
+        row.cost_s = cost_s if row.suspect else min(cost_s, ratio_s)
