@@ -22,9 +22,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from gateway.core.outcome import Verdict
+from gateway.decide.chance import Chance
 from gateway.decide.ring import Ring
 
 State = Literal["closed", "open", "half_open"]
@@ -51,12 +52,6 @@ ROUNDING_S = 1e-6
 
 # Looked up once: on the path of a call an attribute of an enum is dear.
 _NEUTRAL, _SUCCESS = Verdict.NEUTRAL, Verdict.SUCCESS
-
-
-class Chance(Protocol):
-    """A `random.Random`."""
-
-    def random(self) -> float: ...
 
 
 _RANGES = (

@@ -30,7 +30,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 from gateway.core.outcome import Verdict
-from gateway.decide.breaker import Breaker, BreakerSettings, Chance, Move, Probe, Why
+from gateway.decide.breaker import Breaker, BreakerSettings, Move, Probe, Why
+from gateway.decide.chance import Chance
 
 Standing = Literal[
     "healthy",

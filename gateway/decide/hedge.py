@@ -22,17 +22,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+from gateway.decide.chance import Chance
 from gateway.decide.quantiles import QuantileSettings, QuantileWindow
-
-
-class Draws(Protocol):
-    """`random.Random` is one."""
-
-    def random(self) -> float:
-        """A uniform draw from [0, 1)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +145,7 @@ class HedgeDelay:
         self._window.record(elapsed_s, now_s, at_least=True)
         self._busy_s += elapsed_s if elapsed_s < self._longest_s else self._longest_s
 
-    def delay_s(self, remaining_s: float, now_s: float, chance: Draws) -> float | None:
+    def delay_s(self, remaining_s: float, now_s: float, chance: Chance) -> float | None:
         """How long to wait, seconds, for a primary that is sent now by a call that has `remaining_s` left; None for no
         hedge (`why_none`). O(1), once a second O(buckets in use). Never raises.
         """

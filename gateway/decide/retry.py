@@ -19,8 +19,9 @@ Payment is the caller's, and comes last: a retry draws from `AttemptBudget`, the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
+from gateway.decide.chance import Chance
 from gateway.decide.quarantine import DEATHS_MAX
 
 RetryWord = Literal[
@@ -178,14 +179,6 @@ def _of_the_next(view: RetryView) -> RetryWord | None:
         return "same_replica"
     # In this form a value that is no number says no.
     return None if view.remaining_s > view.wait_s + view.p50_s else "deadline"
-
-
-class Chance(Protocol):
-    """A `random.Random`, as far as it is needed here."""
-
-    def random(self) -> float:
-        """A uniform draw from [0, 1)."""
-        ...
 
 
 _DOUBLINGS_MAX = 30

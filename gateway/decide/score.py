@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from gateway.core.snapshot import Candidate
-from gateway.decide.breaker import Chance
+from gateway.decide.chance import Chance
 from gateway.decide.standing import Row, Standings, StandingSettings
 
 Why = Literal[
