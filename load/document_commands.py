@@ -164,6 +164,7 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
         "rounds": "all readings, by generator and concurrency",
     },
     "stages": {
+        "ends": "the ports and the client of replicas, each with `name`, `us`, `low`, `high`, `budget_us`",
         "stages": "each with `name`, `group`, `us` per call (the median over the rounds), and its 95 % interval from "
         "`low` to `high`",
         "groups": "the sums of their stages as `us`, beside `budget_us`",

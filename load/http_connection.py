@@ -21,11 +21,7 @@ class HttpConnection:
         host, _, port = address.rpartition(":")
         self._host, self._port = host, int(port)
         self._inputs = inputs
-        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).replace("%", "%%")
-        self._head = (
-            f"POST /v2/models/{inputs.model}/infer HTTP/1.1\r\nhost: {address}\r\n{inputs.http_headers}{more}"
-            "content-length: %d\r\nx-request-timeout-ms: %d\r\nx-request-id: %b\r\ntraceparent: %b\r\n\r\n"
-        ).encode()
+        self._form = request_form(address, inputs, headers)
         self._wire: _Wire | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._call: LoadCall | None = None
@@ -44,9 +40,7 @@ class HttpConnection:
     def _write(self, wire: _Wire) -> None:
         call = self._call
         assert call is not None
-        body = self._inputs.http_body(call.row)
-        head = self._head % (len(body), call.deadline_ms, call.request_id.encode(), call.traceparent.encode())
-        wire.write(head + body)
+        wire.write(request_bytes(self._form, self._inputs, call))
 
     async def _connect_and_write(self) -> None:
         loop = asyncio.get_running_loop()
@@ -103,6 +97,21 @@ class HttpConnection:
         done, self._done, self._call = self._done, None, None
         if done is not None:
             done(error)
+
+
+def request_form(address: str, inputs: Inputs, headers: Mapping[str, str] = NO_HEADERS) -> bytes:
+    """A request's head, with places for what differs from call to call."""
+    more = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).replace("%", "%%")
+    return (
+        f"POST /v2/models/{inputs.model}/infer HTTP/1.1\r\nhost: {address}\r\n{inputs.http_headers}{more}"
+        "content-length: %d\r\nx-request-timeout-ms: %d\r\nx-request-id: %b\r\ntraceparent: %b\r\n\r\n"
+    ).encode()
+
+
+def request_bytes(form: bytes, inputs: Inputs, call: LoadCall) -> bytes:
+    """A whole request."""
+    body = inputs.http_body(call.row)
+    return form % (len(body), call.deadline_ms, call.request_id.encode(), call.traceparent.encode()) + body
 
 
 class _Wire(asyncio.Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +11,7 @@ from hpack import Encoder
 from load.connection import Connection
 from load.http_connection import HttpConnection
 from load.inputs import Inputs
-from load.raw_grpc_connection import RawGrpcConnection
+from load.raw_grpc_connection import RawGrpcConnection, frame
 
 Protocol = Literal["http", "grpc"]
 PROTOCOLS: tuple[Protocol, ...] = ("http", "grpc")
@@ -49,10 +48,10 @@ def opening(protocol: Protocol, address: str) -> Opening:
     return Opening(
         "gRPC",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-        + _frame(_SETTINGS, 0, 0, b"")
-        + _frame(_SETTINGS, _ACK, 0, b"")
-        + _frame(_HEADERS, _END_HEADERS, 1, head)
-        + _frame(_DATA, _END_STREAM, 1, bytes(5)),
+        + frame(_SETTINGS, 0, 0, b"")
+        + frame(_SETTINGS, _ACK, 0, b"")
+        + frame(_HEADERS, _END_HEADERS, 1, head)
+        + frame(_DATA, _END_STREAM, 1, bytes(5)),
         _grpc_good,
     )
 
@@ -81,7 +80,3 @@ def _grpc_good(got: bytes) -> bool | None:
                 return payload == _LIVE
         at += 9 + size
     return None
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload

@@ -41,16 +41,9 @@ class RawGrpcConnection:
         host, _, port = address.rpartition(":")
         self._host, self._port = host, int(port)
         self._inputs = inputs
-        self._fixed = [
-            (b":path", b"/inference.GRPCInferenceService/ModelInfer"),
-            (b":authority", address.encode()),
-            (b"te", b"trailers"),
-            (b"content-type", b"application/grpc"),
-            (b"user-agent", b"sluice-load"),
-            *((name.encode(), value.encode()) for name, value in headers.items()),
-        ]
-        self._wire: _Wire | None = None
-        self._leaving: list[_Wire] = []
+        self._fixed = fixed_fields(address, headers)
+        self._wire: GrpcWire | None = None
+        self._leaving: list[GrpcWire] = []
         """Connections that take no more calls: the peer said that it goes away."""
         self._connecting: asyncio.Task[None] | None = None
         self._waiting: dict[LoadCall, tuple[Done, float]] = {}
@@ -70,7 +63,9 @@ class RawGrpcConnection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, wire = await loop.create_connection(lambda: _Wire(self._fixed, self._inputs), self._host, self._port)
+                _, wire = await loop.create_connection(
+                    lambda: GrpcWire(self._fixed, self._inputs), self._host, self._port
+                )
         except OSError:  # TimeoutError is one
             self._end_waiting()
             return
@@ -96,7 +91,7 @@ class RawGrpcConnection:
         for wire in self._wires():
             wire.check(now_s)
 
-    def _wires(self) -> list[_Wire]:
+    def _wires(self) -> list[GrpcWire]:
         return self._leaving if self._wire is None else [*self._leaving, self._wire]
 
     async def aclose(self) -> None:
@@ -109,6 +104,18 @@ class RawGrpcConnection:
             await wire.closed.wait()
 
 
+def fixed_fields(address: str, headers: Mapping[str, str] = NO_HEADERS) -> list[tuple[bytes, bytes]]:
+    """The fields that are the same in all calls."""
+    return [
+        (b":path", b"/inference.GRPCInferenceService/ModelInfer"),
+        (b":authority", address.encode()),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+        (b"user-agent", b"sluice-load"),
+        *((name.encode(), value.encode()) for name, value in headers.items()),
+    ]
+
+
 class _Out:
     """One call that is out."""
 
@@ -119,7 +126,7 @@ class _Out:
         self.message = b""
 
 
-class _Wire(asyncio.Protocol):
+class GrpcWire(asyncio.Protocol):
     """One TCP connection."""
 
     def __init__(self, fixed: list[tuple[bytes, bytes]], inputs: Inputs) -> None:
@@ -148,7 +155,7 @@ class _Wire(asyncio.Protocol):
         self.open = True
         settings = struct.pack(">HIHI", 2, 0, _INITIAL_WINDOW_SIZE, WINDOW_BYTES)  # 2: no server push
         self._transport.write(
-            _PREFACE + _frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", WINDOW_BYTES))
+            _PREFACE + frame(_SETTINGS, 0, 0, settings) + frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", WINDOW_BYTES))
         )
 
     def data_received(self, data: bytes) -> None:
@@ -181,8 +188,8 @@ class _Wire(asyncio.Protocol):
         block = self._heads[stream_id > 1] + varying
         assert self._transport is not None
         self._transport.write(
-            _frame(_HEADERS, _END_HEADERS, stream_id, block)
-            + _frame(_DATA, _END_STREAM, stream_id, b"\0" + len(message).to_bytes(4, "big") + message)
+            frame(_HEADERS, _END_HEADERS, stream_id, block)
+            + frame(_DATA, _END_STREAM, stream_id, b"\0" + len(message).to_bytes(4, "big") + message)
         )
 
     def check(self, now_s: float) -> None:
@@ -213,9 +220,9 @@ class _Wire(asyncio.Protocol):
             elif kind == _RST_STREAM:
                 self._end(stream_id, f"reset {int.from_bytes(payload, 'big')}")
             elif kind == _SETTINGS and not flags & _ACK:
-                self._write(_frame(_SETTINGS, _ACK, 0, b""))
+                self._write(frame(_SETTINGS, _ACK, 0, b""))
             elif kind == _PING and not flags & _ACK:
-                self._write(_frame(_PING, _ACK, 0, payload))
+                self._write(frame(_PING, _ACK, 0, payload))
             elif kind == _GOAWAY:
                 self.open = False
         self._buffer = data[at:]
@@ -223,7 +230,7 @@ class _Wire(asyncio.Protocol):
     def _data(self, stream_id: int, payload: bytes, flags: int) -> None:
         self._unreturned += len(payload)
         if self._unreturned > WINDOW_BYTES // 2:
-            self._write(_frame(_WINDOW_UPDATE, 0, 0, self._unreturned.to_bytes(4, "big")))
+            self._write(frame(_WINDOW_UPDATE, 0, 0, self._unreturned.to_bytes(4, "big")))
             self._unreturned = 0
         if flags & _PADDED:
             payload = payload[1 : len(payload) - payload[0]]
@@ -270,14 +277,14 @@ class _Wire(asyncio.Protocol):
             out.done(error)
 
     def _reset(self, stream_id: int) -> None:
-        self._write(_frame(_RST_STREAM, 0, stream_id, b"\0\0\0\x08"))  # CANCEL
+        self._write(frame(_RST_STREAM, 0, stream_id, b"\0\0\0\x08"))  # CANCEL
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None:
             self._transport.write(data)
 
 
-def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
+def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
     size = len(payload)
     return _HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream_id) + payload
 

@@ -57,6 +57,11 @@ class InstantReplica:
         }
         self._out: list[tuple[asyncio.Future[bytes], bytes]] = []
 
+    @property
+    def answer(self) -> bytes:
+        """The first model's."""
+        return next(iter(self._answers.values()))
+
     async def infer(self, message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"") -> bytes:
         message += tail
         loop = asyncio.get_running_loop()
@@ -147,7 +152,7 @@ class StageHouse:
             files_max=records.files_max,
             wall_s=self.clock.wall_s,
         )
-        self._workers = ThreadWorkers(1, "stages-worker")
+        self.workers = ThreadWorkers(1, "stages-worker")
         self._record_workers = ThreadWorkers(2, "stages-records")
         self.assembly = Assembly(
             policies,
@@ -156,8 +161,8 @@ class StageHouse:
                 chance=Chance(SEED),
                 connector_of=lambda pool: self.connector,
                 resolver=NoNames(),
-                files=SystemFiles(self._workers),
-                workers=self._workers,
+                files=SystemFiles(self.workers),
+                workers=self.workers,
                 record_workers=self._record_workers,
                 record_store=self.store,
                 authenticator=AnonymousAuthenticator(),
@@ -178,7 +183,7 @@ class StageHouse:
 
     async def close(self) -> None:
         await self.assembly.aclose()
-        for workers in (self._workers, self._record_workers):
+        for workers in (self.workers, self._record_workers):
             await workers.aclose(CLOSE_LIMIT_S)
 
     @property

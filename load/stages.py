@@ -25,6 +25,8 @@ from gateway.runtime.collector import settle
 from load import accounting
 from load.inputs import Calls, IdentityInputs
 from load.options import positive_int, require_json_folder, tell
+from load.stage_ends import BUDGETS_US as END_BUDGETS_US
+from load.stage_ends import Ends
 from load.stage_house import DEADLINE_MS, SEED, VERSION, StageHouse, stage_house
 from load.verdict import spread
 
@@ -65,8 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     require_json_folder(arguments.json)
     setting = {name: getattr(arguments, name) for name in ("rounds", "calls", "rps", "burst", "replicas", "loop")}
     with tempfile.TemporaryDirectory(prefix="sluice-stages-") as folder:
-        rounds = loop.run(_measure(Path(folder), arguments), arguments.loop)
-    result = document(rounds, {**setting, "machine": accounting.machine_name()})
+        rounds, ends = loop.run(_measure(Path(folder), arguments), arguments.loop)
+    result = document(rounds, ends, {**setting, "machine": accounting.machine_name()})
     tell(result, arguments.json, table)
     return 0
 
@@ -88,6 +90,9 @@ class Cpu:
 
 Round = Mapping[str, Cpu]
 """One reading of each depth, by its name."""
+
+EndRound = Mapping[str, float]
+"""Microseconds per call of each end."""
 
 Part = Literal["process", "loop", "others"]
 
@@ -270,27 +275,33 @@ class Caller:
         return (time.thread_time_ns() - begun) / PREPARATIONS / 1000
 
 
-async def _measure(folder: Path, arguments: argparse.Namespace) -> list[Round]:
+async def _measure(folder: Path, arguments: argparse.Namespace) -> tuple[list[Round], list[EndRound]]:
     rounds: list[Round] = []
+    ends: list[EndRound] = []
     async with stage_house(folder, replicas=arguments.replicas, slots=arguments.burst) as house:
         settle()
         caller = Caller(house, rps=arguments.rps, burst=arguments.burst)
-        found, chance = list(depths(house)), random.Random(SEED)
+        found, chance, outer = list(depths(house)), random.Random(SEED), Ends(house, arguments.burst)
         for number in range(arguments.rounds + 1):
             chance.shuffle(found)
             reading = {depth.name: await caller.measure(depth, arguments.calls) for depth in found}
+            at_ends = await outer.measure(arguments.calls)
             if number:  # the first one warms up
                 rounds.append(reading)
+                ends.append(at_ends)
                 whole = reading["with records"].process - reading["client"].process
                 print(f"round {number}/{arguments.rounds}: {whole:.1f} us", file=sys.stderr, flush=True)
-    return rounds
+        await outer.aclose()
+    return rounds, ends
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------
 
 
-def document(rounds: Sequence[Round], setting: dict[str, Any]) -> dict[str, Any]:
-    """The JSON: `stages` with medians and their 95 % intervals, `groups` with budgets, the floor, and all readings."""
+def document(rounds: Sequence[Round], ends: Sequence[EndRound], setting: dict[str, Any]) -> dict[str, Any]:
+    """The JSON: `stages` and `ends` with medians and their 95 % intervals, `groups` with budgets, the floor, and all
+    readings.
+    """
     stages = []
     for stage in STAGES:
         found = spread([stage.us(reading) for reading in rounds])
@@ -303,18 +314,32 @@ def document(rounds: Sequence[Round], setting: dict[str, Any]) -> dict[str, Any]
                 "high": round(found.high, 2),
             }
         )
+    outer = []
+    for name, budget_us in END_BUDGETS_US.items():
+        found = spread([reading[name] for reading in ends])
+        outer.append(
+            {
+                "name": name,
+                "us": round(found.median, 2),
+                "low": round(found.low, 2),
+                "high": round(found.high, 2),
+                "budget_us": budget_us,
+            }
+        )
     groups = {}
     for group, budget_us in BUDGETS_US.items():
         sums = [sum(stage.us(reading) for stage in STAGES if stage.group == group) for reading in rounds]
         groups[group] = {"us": round(median(sums), 2), "budget_us": budget_us}
     return {
+        "ends": outer,
         "stages": stages,
         "groups": groups,
         "floor_us": round(median(reading["client"].process for reading in rounds), 2),
         "setting": setting,
         "rounds": [
             {name: {"process": round(cpu.process, 2), "loop": round(cpu.loop, 2)} for name, cpu in sorted(each.items())}
-            for each in rounds
+            | {name: round(us, 2) for name, us in at_ends.items()}
+            for each, at_ends in zip(rounds, ends, strict=True)
         ],
     }
 
@@ -328,5 +353,8 @@ def table(result: dict[str, Any]) -> str:
                 interval = f"{stage['low']:.1f} to {stage['high']:.1f}"
                 lines.append(f"  {stage['name']:<32} {stage['us']:>7.1f} {interval:>15}")
         lines.append(f"{group:<34} {sums['us']:>7.1f} {'':>15} {sums['budget_us']:>7.1f}")
-    lines.append(f"below all of it, a task, a call and an answer at once: {result['floor_us']:.1f} us")
+    for end in result["ends"]:
+        interval = f"{end['low']:.1f} to {end['high']:.1f}"
+        lines.append(f"{end['name']:<34} {end['us']:>7.1f} {interval:>15} {end['budget_us']:>7.1f}")
+    lines.append(f"below the layers, a task, a call and an answer at once: {result['floor_us']:.1f} us")
     return "\n".join(lines)

@@ -23,7 +23,7 @@ from tests.unit.test_load_connections import COUNT, GOOD
 from tests.unit.test_load_figures import QUIET
 from tests.unit.test_load_large import ROUND, SIZE_ROUND
 from tests.unit.test_load_soak import IDLE
-from tests.unit.test_load_stages import READING
+from tests.unit.test_load_stages import ENDS, READING
 from tests.unit.test_load_throughput import FLEETS, PAIR
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "load.md"
@@ -77,7 +77,7 @@ RESULTS = {
     "beside": lambda: beside.document([ROUND], {}, 1.1),
     "fleet": lambda: fleet.document([FLEETS], {}),
     "throughput": lambda: throughput.document("grpc", {("own", 16): [PAIR]}, {}),
-    "stages": lambda: stages.document([READING], {}),
+    "stages": lambda: stages.document([READING], [ENDS], {}),
 }
 
 

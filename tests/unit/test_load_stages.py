@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from load.stage_ends import GRPC, HTTP, UPSTREAM, Ends
 from load.stage_house import stage_house
 from load.stages import BUDGETS_US, STAGES, Caller, Cpu, depths, document, table
 
@@ -29,8 +30,11 @@ READING = {
 }
 
 
+ENDS = {HTTP: 40.0, GRPC: 35.0, UPSTREAM: 30.0}
+
+
 def test_a_stage_is_what_one_depth_costs_more_than_the_one_below() -> None:
-    found = document([READING, READING], {})
+    found = document([READING, READING], [ENDS, ENDS], {})
     rows = {row["name"]: row["us"] for row in found["stages"]}
     assert rows["admit"] == 10.0
     assert (rows["prediction record, on the loop"], rows["prediction record, its writer"]) == (7.0, 3.0)
@@ -43,8 +47,9 @@ def test_a_stage_is_what_one_depth_costs_more_than_the_one_below() -> None:
 
 def test_every_stage_has_its_row_and_its_budget() -> None:
     assert {stage.group for stage in STAGES} == set(BUDGETS_US)
-    shown = table(document([READING], {}))
+    shown = table(document([READING], [ENDS], {}))
     assert all(stage.name in shown for stage in STAGES)
+    assert all(name in shown for name in ENDS)
 
 
 @pytest.mark.filterwarnings("error")
@@ -55,3 +60,15 @@ async def test_every_depth_takes_calls_and_every_record_is_written(tmp_path: Pat
         assert set(reading) == {name for stage in STAGES for name in (stage.outer, stage.inner)}
         assert house.assembly.record_log.statistics(0.0)["written"] == 8
         assert all(cpu.process > 0 for cpu in reading.values())
+
+
+@pytest.mark.filterwarnings("error")
+async def test_both_ports_and_the_client_of_a_replica_answer_all_calls(tmp_path: Path) -> None:
+    async with stage_house(tmp_path / "house", replicas=1, slots=4) as house:
+        ends = Ends(house, burst=4)
+        for _ in range(2):
+            found = await ends.measure(calls=12)
+            assert set(found) == {HTTP, GRPC, UPSTREAM}
+            assert all(us > 0 for us in found.values())
+        assert ends.answered == {HTTP: 24, GRPC: 24, UPSTREAM: 24}
+        await ends.aclose()
