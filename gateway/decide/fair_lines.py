@@ -16,13 +16,13 @@ without leaving anything behind, the latest is as near as the earliest, and how 
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from gateway.decide.codel import Codel, CodelSettings
+from gateway.decide.rendezvous import digest
 
 LINES = 64
 HAND = 8
@@ -230,7 +230,7 @@ class Level(Generic[T]):
 
 def deal(tenant: str) -> list[int]:
     """A hand of `HAND` different lines out of `LINES`; every gateway deals the same."""
-    number = int.from_bytes(hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+    number = digest("tenant", tenant, "")
     cards = list(range(LINES))
     hand = []
     for left in range(LINES, LINES - HAND, -1):
