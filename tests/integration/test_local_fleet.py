@@ -360,7 +360,9 @@ def test_the_bounded_configuration_refuses_calls_beyond_its_queue_and_keeps_requ
     assert holder.result() == "served"
     refused = [each for each in said if "Exceeds maximum queue size" in each]
     assert len(refused) >= 10
-    assert said.count("served") == len(said) - len(refused)
+    # On a busy machine some wait longer than the queue lets anybody wait.
+    overdue = [each for each in said if "timeout expired" in each]
+    assert said.count("served") == len(said) - len(refused) - len(overdue) > 0
 
 
 def test_in_the_bounded_configuration_a_cancelled_call_that_waits_is_never_executed(
