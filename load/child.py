@@ -52,6 +52,11 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def ended(self) -> int | None:
+        """Its exit code, if it has ended by itself."""
+        return self._process.poll()
+
     def wait_ready(self, url: str, timeout_s: float = 30.0) -> None:
         """Return when `url` answers 200. Raises LoadError with the end of the log if the process ends before, or at
         the time-out.

@@ -10,10 +10,13 @@ import sys
 from collections.abc import Iterator
 
 from gateway.policy.document import tables
+from load.chaos_figures import CHAOS_FIGURES
 from load.document_commands import commands_table, sections
 from load.figures import TIMER_LATE_MS_MAX
+from load.replica_figures import REPLICA_FIGURES
 from load.run_figures import LATE_SHARE_MAX, RUN_FIGURES, TRAFFIC_FIGURES
 from load.scenario import SCENARIOS_DIR, find_scenario, load_scenario, scenario_names
+from load.scenario_faults import needs_chaos
 from load.scenario_schema import Scenario
 from load.trace import PROBLEMS_MAX
 
@@ -145,11 +148,12 @@ def _page() -> Iterator[str]:
     yield INTRO
     yield from commands_table()
     yield RUN
-    yield "| scenario | length | what it is for |"
-    yield "|---|---|---|"
+    yield "| scenario | command | length | what it is for |"
+    yield "|---|---|---|---|"
     for name in scenario_names():
         spec = load_scenario(find_scenario(name)).spec
-        yield f"| `{name}` | {spec.duration_s:g} s | {spec.description} |"
+        length = f"{2 if spec.baseline is not None else 1} x {spec.duration_s:g} s".removeprefix("1 x ")
+        yield f"| `{name}` | {'`chaos`' if needs_chaos(spec) else '`run`'} | {length} | {spec.description} |"
     yield ""
     yield WHY
     yield VERDICTS
@@ -161,6 +165,10 @@ def _page() -> Iterator[str]:
     yield from _figures(TRAFFIC_FIGURES)
     yield "For a run as a whole:\n"
     yield from _figures({name: each for name, each in RUN_FIGURES.items() if name not in TRAFFIC_FIGURES})
+    yield "For `load chaos` alone:\n"
+    yield from _figures(CHAOS_FIGURES)
+    yield "And of each replica, named as `replica-1.attempts`:\n"
+    yield from _figures(REPLICA_FIGURES)
     yield PICTURES
     yield from sections()
 

@@ -19,6 +19,20 @@ CHECKS = "what was judged: `name`, `limit`, `measured`, and `pass`, which is nul
 WITH_WHY = f"{CHECKS}; then `why` has the reason"
 
 VERDICTS: Mapping[str, str] = {
+    "chaos": """\
+The verdict comes about as that of `run`, and from the same kinds of checks, which may also
+
+- look at a `window` of the run: at the calls that were meant to be sent in it, and what began in it;
+- compare with a `baseline` (`times_baseline`): the same scenario run before, on servers of its own, without its faults,
+  without some of its traffic, or with other policies; a baseline that the generator spoiled leaves the verdict
+  **inconclusive**;
+- ask when all was well again (`recovery_s`);
+- ask the replicas (`replica-1.executions`) and the gateway's records (`attempts_per_call`), not only the callers.
+
+A replica that ended though nobody had killed it makes a run like one that the generator spoiled: it is done once
+more, and then **inconclusive**. A fault that could not be made, or a replica that did not come back, ends the command
+with exit code 1 and says so. Whatever ends a run, Ctrl-C included, thaws what is frozen and stops what was
+started.""",
     "compare": f"""\
 Each round gives one ratio of each kind, and the figure is the median over the rounds. A round is disturbed if the
 generator's timers came more than {TIMER_LATE_MS_MAX:g} ms late at p99, or other work took more than
@@ -76,6 +90,18 @@ was measured on a busy machine.""",
 """What the verdict of each command means."""
 
 MEMBERS: Mapping[str, Mapping[str, str]] = {
+    "chaos": {
+        "scenario": "its name",
+        "verdict": "`pass`, `fail`, `inconclusive`",
+        "checks": CHECKS,
+        "figures": "those of `run` and those of `chaos` above; the same of each window under `windows` (named as "
+        "`5-20`), and of each replica under `replicas`",
+        "baseline": "`figures` of the run before, and how many `attempts` it took; null without one",
+        "setting": "as of `run`, and `faults`: what each really was, with `kind`, `replica`, `begin_s`, and `end_s`, "
+        "which is null if it did not end",
+        "seconds": "as of `run`",
+        "distribution": "as of `run`",
+    },
     "compare": {
         "protocol": "`http` or `grpc`",
         "concurrency": "callers",

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -15,7 +15,7 @@ from load import accounting
 from load.arrivals import schedule
 from load.clock import KernelClock
 from load.closed_loop import answers
-from load.connection import CONNECTION, NO_HEADERS, Sender
+from load.connection import CONNECTION, NO_HEADERS, Connection, Sender
 from load.errors import LoadError
 from load.http_connection import HttpConnection
 from load.inputs import AccelInputs, Calls, IdentityInputs, Inputs
@@ -23,6 +23,7 @@ from load.open_loop import Moment, OpenLoopResult, Traffic, run_open_loop
 from load.raw_grpc_connection import RawGrpcConnection
 from load.run_figures import Machine
 from load.scenario import LoadedScenario
+from load.scenario_faults import windows
 from load.scenario_schema import TrafficSpec
 from load.senders import Multiplexed, Pool
 from load.streams import EventStreams, GrpcStreams, Tokens
@@ -72,15 +73,21 @@ async def drive(
                 duration_s=spec.duration_s,
                 in_flight_max=spec.in_flight_max,
                 on_second=second,
+                windows=windows(spec),
             )
     finally:
         await asyncio.gather(*(sender.aclose() for sender in senders))
     return result, watch.machine()
 
 
+def request_ids(run: int, traffic: int) -> str:
+    """How the request ids of a run begin, of its kind of traffic with this index."""
+    return f"load-{run + traffic & 0xFFFFFFFF:08x}-"
+
+
 def inputs_of(each: TrafficSpec) -> Inputs:
     """The inputs of a kind of traffic."""
-    return AccelInputs(each.body, each.work) if each.model == "accel" else IdentityInputs(each.body)
+    return AccelInputs(each.body, each.work, each.name) if each.model == "accel" else IdentityInputs(each.body)
 
 
 def _calls(each: TrafficSpec, run: int) -> Calls:
@@ -96,10 +103,15 @@ def sender_of(each: TrafficSpec, target: Target) -> Sender:
         if each.protocol == "http":
             return EventStreams(address, delay_ms=each.response_gap_ms, tokens=each.responses)
         return GrpcStreams(address, Tokens(delay_ms=each.response_gap_ms, tokens=each.responses))
+    connect = connecting(each, address)
+    return Pool(connect) if each.protocol == "http" else Multiplexed(connect, each.connections)
+
+
+def connecting(each: TrafficSpec, address: str) -> Callable[[], Connection]:
+    """What makes a connection for a kind of traffic, streams left out."""
     headers = NO_HEADERS if each.priority is None else {"x-sluice-priority": each.priority}
-    if each.protocol == "http":
-        return Pool(partial(HttpConnection, address, inputs_of(each), headers))
-    return Multiplexed(partial(RawGrpcConnection, address, inputs_of(each), headers), each.connections)
+    kind = HttpConnection if each.protocol == "http" else RawGrpcConnection
+    return partial(kind, address, inputs_of(each), headers)
 
 
 async def _settle(each: TrafficSpec, sender: Sender, target: Target) -> None:
@@ -175,24 +187,34 @@ class _Watch:
         self._first: _Look | None = None
         self._last: _Look | None = None
         self._rss_bytes: int | None = None
+        self._servers_s: dict[int, float] = {}
+        """Of each process of the servers at the last look; one that has ended meanwhile keeps its own."""
 
     def look(self, elapsed_s: float) -> None:
         """Called each second of the run."""
         if elapsed_s < 0 or elapsed_s > self._end_s:
             return
-        pid, pids = self._target.gateway_pid, self._target.server_pids
+        pid = self._target.gateway_pid
         try:
             self._last = _Look(
                 at_s=time.monotonic(),
                 generator_s=time.process_time(),
                 gateway_s=None if pid is None else accounting.cpu_s(pid),
-                servers_s=None if pids is None else accounting.cpu_s_of(pids()),
+                servers_s=self._servers(),
                 machine_s=accounting.machine_busy_s(),
             )
             self._rss_bytes = None if pid is None else accounting.rss_bytes(pid)
         except OSError as error:
             raise LoadError(f"a process of {self._target.name} has ended in the run: {error}") from error
         self._first = self._first or self._last
+
+    def _servers(self) -> float | None:
+        if self._target.server_pids is None:
+            return None
+        for pid in self._target.server_pids():
+            with suppress(ProcessLookupError):  # killed since it was listed, which a scenario may want
+                self._servers_s[pid] = accounting.cpu_s(pid)
+        return sum(self._servers_s.values())
 
     def machine(self) -> Machine:
         """What was found."""

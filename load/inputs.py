@@ -73,6 +73,11 @@ Form = Literal["json", "binary"]
 """How tensors travel over HTTP: as JSON, or with KServe's binary extension in both directions."""
 
 
+def body_id(label: str, row: int) -> str:
+    """The `id` in the body of a call: which traffic it belongs to, and its row."""
+    return f"{label}/{row}"
+
+
 class Inputs(Protocol):
     """The rows of one model, in every form that a protocol wants. Rows are numbers from 0."""
 
@@ -98,14 +103,17 @@ class _Fp32Row:
 
     model: str
 
-    def __init__(self, sent: str, outputs: tuple[str, ...], shape: tuple[int, ...], form: Form) -> None:
+    def __init__(
+        self, sent: str, outputs: tuple[str, ...], shape: tuple[int, ...], form: Form, label: str = ""
+    ) -> None:
+        self._label = label
         self._outputs, self._shape, self._binary = outputs, list(shape), form == "binary"
         self._pack = struct.Struct(f"<{prod(shape)}f")
-        # ModelInferRequest: 1 model_name; 5 inputs {1 name, 2 datatype, 3 shape}; 7 raw_input_contents.
+        # ModelInferRequest: 1 model_name; 3 id; 5 inputs {1 name, 2 datatype, 3 shape}; 7 raw_input_contents.
         tensor = bytes_field(1, sent.encode()) + bytes_field(2, b"FP32") + bytes_field(3, bytes(shape))
-        self._message = (
-            bytes_field(1, self.model.encode()) + bytes_field(5, tensor) + bytes((7 << 3 | 2, self._pack.size))
-        )
+        self._model_field = bytes_field(1, self.model.encode())
+        self._tensor_fields = bytes_field(5, tensor) + bytes((7 << 3 | 2, self._pack.size))
+        self._message = self._model_field + self._tensor_fields
         head: dict[str, Any] = {"name": sent, "datatype": "FP32", "shape": self._shape}
         if self._binary:
             head["parameters"] = {"binary_data_size": self._pack.size}
@@ -128,10 +136,16 @@ class _Fp32Row:
     def http_body(self, row: int) -> bytes:
         if self._binary:
             return self._head + self._pack.pack(*self.values(row))
-        return b"%b[%b]%b" % (self._head, self._json_values(row), self._tail)
+        head = self._head
+        if self._label:
+            head = b'{"id":"%b",%b' % (body_id(self._label, row).encode(), head[1:])
+        return b"%b[%b]%b" % (head, self._json_values(row), self._tail)
 
     def grpc_message(self, row: int) -> bytes:
-        return self._message + self._pack.pack(*self.values(row))
+        message = self._message
+        if self._label:
+            message = self._model_field + bytes_field(3, body_id(self._label, row).encode()) + self._tensor_fields
+        return message + self._pack.pack(*self.values(row))
 
     def http_right(self, body: bytes, row: int) -> bool:
         try:
@@ -181,13 +195,14 @@ class IdentityInputs(_Fp32Row):
 
 class AccelInputs(_Fp32Row):
     """One FP32 value for the model `accel`: the work, in its units, which decides how long it takes. To make rows
-    distinct it is up to 0.4 % more than `work`; there are 16,384 different ones.
+    distinct it is up to 0.4 % more than `work`; there are 16,384 different ones. With a `label` each call has a
+    `body_id`, which the model's execution log shows; not in the form `binary`, whose head has a fixed length.
     """
 
     model = "accel"
 
-    def __init__(self, form: Form = "json", work: float = 1.0) -> None:
-        super().__init__("work", ("work", "execution"), (1, 1), form)
+    def __init__(self, form: Form = "json", work: float = 1.0, label: str = "") -> None:
+        super().__init__("work", ("work", "execution"), (1, 1), form, label)
         self._work = work
 
     def values(self, row: int) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ that a stall causes ("coordinated omission"; Tene, How NOT to measure latency, 2
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +22,7 @@ from load.clock import Clock
 from load.connection import GRACE_S, Part, Sender
 from load.histogram import Histogram
 from load.inputs import Calls
-from load.tallies import NS, Seconds, TrafficTally, quantile_ms
+from load.tallies import NS, Seconds, TrafficTally, WindowTally, quantile_ms
 
 TICK_S = 0.01
 CHECK_EVERY_TICKS = 10
@@ -70,6 +71,13 @@ class OpenLoopResult:
     timer_late: Histogram = field(default_factory=Histogram)
     """By how much other timers of the generator's event loop came late."""
     in_flight_most: int = 0
+    windows: list[WindowTally] = field(default_factory=list)
+    start_ns: int = 0
+    """The clock's time at offset 0."""
+    intended: list[array[int]] = field(default_factory=list)
+    """Of each kind of traffic, the clock's time at which each of its calls was meant to be sent, in the order of their
+    numbers; those of the warm-up are among them.
+    """
 
 
 async def run_open_loop(
@@ -80,6 +88,7 @@ async def run_open_loop(
     duration_s: float,
     in_flight_max: int,
     on_second: Callable[[Moment], None] | None = None,
+    windows: Sequence[tuple[float, float]] = (),
 ) -> OpenLoopResult:
     """Send what `schedule` says up to `duration_s`, wait until all calls have ended, and tell what happened.
 
@@ -87,9 +96,10 @@ async def run_open_loop(
     all is over, which is not before `duration_s`. With `in_flight_max` calls out, those that follow are held in their
     order, until one ends or their own deadline has passed: `held` and `not_sent` count them. A call that was held has
     only what is left of its deadline, and its latency counts from its intended time. Closes the clock; senders are
-    neither opened nor closed. Cancelling it leaves calls out; close the senders then.
+    neither opened nor closed. Cancelling it leaves calls out; close the senders then. `windows` (from, to, in seconds)
+    are counted apart as well.
     """
-    return await _Run(schedule, traffic, clock, duration_s, in_flight_max, on_second).run()
+    return await _Run(schedule, traffic, clock, duration_s, in_flight_max, on_second, windows).run()
 
 
 class _Run:
@@ -101,6 +111,7 @@ class _Run:
         duration_s: float,
         in_flight_max: int,
         on_second: Callable[[Moment], None] | None,
+        windows: Sequence[tuple[float, float]],
     ) -> None:
         self._schedule = schedule
         self._traffic = traffic
@@ -108,7 +119,12 @@ class _Run:
         self._duration_s = duration_s
         self._in_flight_max = in_flight_max
         self._on_second = on_second
-        self._result = OpenLoopResult(duration_s, [TrafficTally(each.name) for each in traffic])
+        self._result = OpenLoopResult(
+            duration_s,
+            self._tallies(),
+            windows=[WindowTally(from_s, to_s, self._tallies()) for from_s, to_s in windows],
+            intended=[array("q") for _ in traffic],
+        )
         self._patience_ns = int((GRACE_S + 1 + max(each.calls.deadline_ms for each in traffic) / 1000) * NS)
         self._next: Arrival | None = None
         self._start_ns = self._end_ns = 0
@@ -119,10 +135,19 @@ class _Run:
         self._offered = self._ended_count = self._failed = 0
         self._recent = Histogram()
 
+    def _tallies(self) -> list[TrafficTally]:
+        return [TrafficTally(each.name) for each in self._traffic]
+
+    def _counting(self, index: int, intended_ns: int) -> list[TrafficTally]:
+        """In which a call of this traffic that is meant to be sent then counts: the whole run's, and its windows'."""
+        result, offset_ns = self._result, intended_ns - self._start_ns
+        return [result.traffic[index], *(each.traffic[index] for each in result.windows if each.holds(offset_ns))]
+
     async def run(self) -> OpenLoopResult:
         self._pull()
         earliest_s = 0.0 if self._next is None else min(0.0, self._next.offset_s)
         self._start_ns = self._clock.now_ns() + _LEAD_NS - int(earliest_s * NS)
+        self._result.start_ns = self._start_ns
         self._end_ns = self._start_ns + int(self._duration_s * NS)
         ticking = asyncio.ensure_future(self._tick())
         over = asyncio.ensure_future(self._over.wait())
@@ -174,31 +199,36 @@ class _Run:
 
     def _leave(self, arrival: Arrival, intended_ns: int, now_ns: int) -> None:
         """A call leaves the schedule: it is sent, or counted as not sent."""
-        traffic, tally = self._traffic[arrival.traffic], self._result.traffic[arrival.traffic]
+        traffic = self._traffic[arrival.traffic]
         counted = arrival.offset_s >= 0
+        tallies = self._counting(arrival.traffic, intended_ns) if counted else []
         held = self._bound.held(intended_ns)
         waited_ns = now_ns - intended_ns
         left_ns = traffic.calls.deadline_ms * 1_000_000 - (waited_ns if held else 0)
         if counted:
             self._offered += 1
-            tally.offered += 1
+            for tally in tallies:
+                tally.offered += 1
             self._result.seconds.row(intended_ns - self._start_ns).offered += 1
         if left_ns <= 0:
             if counted:
-                tally.not_sent += 1
-                tally.failure.record(waited_ns)
+                for tally in tallies:
+                    tally.not_sent += 1
+                    tally.failure.record(waited_ns)
                 self._count_end(now_ns, failed=True)
             return
         if counted:
             result, late_ns = self._result, self._bound.own_lateness_ns(intended_ns) if held else waited_ns
-            tally.held += held
+            for tally in tallies:
+                tally.held += held
             result.sends += 1
             result.late_sends += late_ns > LATE_NS
             result.send_late.record(late_ns)
         self._in_flight += 1
         self._result.in_flight_most = max(self._result.in_flight_most, self._in_flight)
         call = traffic.calls.next(arrival.row, max(1, left_ns // 1_000_000))
-        part = self._parts(tally, intended_ns) if traffic.streams and counted else None
+        self._result.intended[arrival.traffic].append(intended_ns)
+        part = self._parts(tallies[0], intended_ns) if traffic.streams and counted else None
         traffic.sender.send(call, partial(self._ended, arrival.traffic, intended_ns, counted), part)
 
     def _parts(self, tally: TrafficTally, intended_ns: int) -> Part:
@@ -220,7 +250,9 @@ class _Run:
         self._in_flight -= 1
         if counted:
             latency_ns = now_ns - intended_ns
-            self._result.traffic[index].ended(error, latency_ns, self._traffic[index].calls.deadline_ms * 1_000_000)
+            deadline_ns = self._traffic[index].calls.deadline_ms * 1_000_000
+            for tally in self._counting(index, intended_ns):
+                tally.ended(error, latency_ns, deadline_ns)
             self._count_end(now_ns, failed=bool(error))
             if not error:
                 self._recent.record(latency_ns)

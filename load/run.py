@@ -8,8 +8,8 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from load.run_figures import disturbed, judge_run, run_figures
 from load.run_pictures import write_pictures
 from load.run_report import result_json, text
 from load.scenario import LoadedScenario, find_scenario, load_scenario, scenario_names
+from load.scenario_faults import needs_chaos
 from load.sluice import model_policy
-from load.stand import SPARE_FILES, allow_files, stand
+from load.stand import SPARE_FILES, Stand, allow_files, stand
 from load.verdict import EXIT_CODES
 
 ATTEMPTS = 2
@@ -72,7 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run a scenario. Returns the command's exit code."""
     if arguments.list:
-        print(_list())
+        print(listed())
         return 0
     if arguments.scenario is None:
         raise UsageError("name a scenario; python -m load run --list shows them")
@@ -84,6 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
         warm_up_s=arguments.warm_up,
         seed=arguments.seed,
     )
+    why = needs_chaos(scenario.spec)
+    if why:
+        raise UsageError(f"{scenario.name}: {why}, which takes: python -m load chaos {arguments.scenario}")
     require_pictures_folder(arguments.pictures)
     with _target(scenario, arguments) as target:
         result = _run(scenario, target, arguments)
@@ -95,7 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(scenario: LoadedScenario, target: Target, arguments: argparse.Namespace) -> dict[str, Any]:
-    setting = _setting(scenario, target, arguments)
+    replicas = None if arguments.address else scenario.spec.target.replicas
+    setting = setting_of(scenario, target.name, scale=arguments.scale, replicas=replicas)
     progress = ProgressLine(scenario)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for attempt in range(1, ATTEMPTS + 1):
@@ -141,25 +146,38 @@ def _target(scenario: LoadedScenario, arguments: argparse.Namespace) -> Iterator
         with LocalFleet(1, models, ports=free_ports(1), environment=wanted.server_environment) as fleet:
             yield _of_fleet("direct", fleet, fleet["triton-0"].spec.http_address, fleet["triton-0"].spec.grpc_address)
         return
+    with stand_for(scenario, keep=arguments.keep) as up:
+        yield of_stand(up)
+
+
+def stand_for(scenario: LoadedScenario, *, keep: bool, blackholes: Sequence[int] = ()) -> AbstractContextManager[Stand]:
+    """What a scenario wants to be started."""
+    wanted = scenario.spec.target
     policies = {
         model: model_policy(model, deadline_ms=scenario.deadline_ms(model), override=scenario.overrides.get(model))
-        for model in models
+        for model in scenario.models
     }
-    with stand(
+    return stand(
         wanted.replicas,
-        models,
+        scenario.models,
         slots=None,
         deadline_ms=1000,  # `policies` has each model's own
         overrides=policies,
         environment=wanted.server_environment,
-        keep=arguments.keep,
-    ) as up:
-        yield _of_fleet("sluice", up.fleet, up.http, up.grpc, up.pid)
+        blackholes=blackholes,
+        keep=keep,
+    )
+
+
+def of_stand(up: Stand) -> Target:
+    """Where calls go if they go through the Sluice that was started."""
+    return _of_fleet("sluice", up.fleet, up.http, up.grpc, up.pid)
 
 
 def _of_fleet(name: str, fleet: LocalFleet, http: str, grpc: str, pid: int | None = None) -> Target:
     def server_pids() -> list[int]:
-        return [pid for each in fleet if each.run is not None for pid in group_members(each.run.server.pid)]
+        runs = [each.run for each in fleet]  # taken once: a server may be killed by another thread meanwhile
+        return [pid for run in runs if run is not None for pid in group_members(run.server.pid)]
 
     return Target(name, {"http": http, "grpc": grpc}, pid, server_pids)
 
@@ -212,10 +230,11 @@ class ProgressLine:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _setting(scenario: LoadedScenario, target: Target, arguments: argparse.Namespace) -> dict[str, Any]:
+def setting_of(scenario: LoadedScenario, target: str, *, scale: float, replicas: int | None) -> dict[str, Any]:
+    """What a run's JSON says of how it was made."""
     spec = scenario.spec
     return {
-        "target": target.name,
+        "target": target,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": accounting.machine_name(),
         "load_average_before": round(os.getloadavg()[0], 2),
@@ -223,8 +242,8 @@ def _setting(scenario: LoadedScenario, target: Target, arguments: argparse.Names
         "warm_up_s": spec.warm_up_s,
         "in_flight_max": spec.in_flight_max,
         "seed": spec.seed,
-        "scale": arguments.scale,
-        "replicas": None if arguments.address else spec.target.replicas,
+        "scale": scale,
+        "replicas": replicas,
         "traffic": {
             each.name: {"model": each.model, "protocol": each.protocol, "deadline_ms": each.deadline_ms}
             for each in spec.traffic
@@ -232,7 +251,8 @@ def _setting(scenario: LoadedScenario, target: Target, arguments: argparse.Names
     }
 
 
-def _list() -> str:
+def listed() -> str:
+    """The scenarios that come with the lab, a line each."""
     lines = []
     for name in scenario_names():
         spec = load_scenario(find_scenario(name)).spec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,9 @@ TRAFFIC_FIGURES: dict[str, str] = {
     "max_ms": "The largest of the same, exactly.",
     "failed_p50_ms": "Median time until a call failed, from the intended send time.",
     "failed_p99_ms": "99th percentile of the same.",
+    "refused": "Of `errors`, the calls that were refused: 429, 503, and what they are over gRPC.",
+    "refused_p50_ms": "Median time until a call was refused, from the intended send time.",
+    "refused_p99_ms": "99th percentile of the same.",
     "first_p50_ms": "Streams: median time to the first response, from the intended send time.",
     "first_p99_ms": "Streams: 99th percentile of the same.",
     "between_p50_ms": "Streams: median time between two responses of a call.",
@@ -47,6 +50,7 @@ TRAFFIC_FIGURES: dict[str, str] = {
 
 RUN_FIGURES: dict[str, str] = {
     **TRAFFIC_FIGURES,
+    "duration_s": "How long calls were sent and counted.",
     "in_flight_most": "The most calls that were out at a time.",
     "late_share": "Of the sends, the share that the generator made more than 5 ms late.",
     "send_late_p50_ms": "Median of actual minus intended send time (waiting for `in_flight_max` left out).",
@@ -78,6 +82,7 @@ def run_figures(result: OpenLoopResult, machine: Machine) -> dict[str, Any]:
     gateway_s, rss = machine.gateway_cpu_s, machine.gateway_rss_bytes
     return {
         **traffic_figures(total(result.traffic), result.duration_s),
+        "duration_s": result.duration_s,
         "in_flight_most": result.in_flight_most,
         "late_share": round(result.late_sends / max(1, result.sends), 6),
         "send_late_p50_ms": quantile_ms(result.send_late, 0.5),
@@ -90,7 +95,19 @@ def run_figures(result: OpenLoopResult, machine: Machine) -> dict[str, Any]:
         "gateway_rss_mb": None if rss is None else round(rss / 1e6, 1),
         "others_cores": None if machine.others_cores is None else round(machine.others_cores, 3),
         "traffic": {tally.name: traffic_figures(tally, result.duration_s) for tally in result.traffic},
+        "windows": {
+            window_name(each.from_s, each.to_s): {
+                **traffic_figures(total(each.traffic), each.to_s - each.from_s),
+                "traffic": {tally.name: traffic_figures(tally, each.to_s - each.from_s) for tally in each.traffic},
+            }
+            for each in result.windows
+        },
     }
+
+
+def window_name(from_s: float, to_s: float) -> str:
+    """Under which name a window's figures stand: `5-20`."""
+    return f"{from_s:g}-{to_s:g}"
 
 
 def traffic_figures(tally: TrafficTally, duration_s: float) -> dict[str, Any]:
@@ -113,6 +130,9 @@ def traffic_figures(tally: TrafficTally, duration_s: float) -> dict[str, Any]:
         "max_ms": _largest_ms(tally.latency),
         "failed_p50_ms": quantile_ms(tally.failure, 0.5),
         "failed_p99_ms": quantile_ms(tally.failure, 0.99),
+        "refused": tally.refusal.count,
+        "refused_p50_ms": quantile_ms(tally.refusal, 0.5),
+        "refused_p99_ms": quantile_ms(tally.refusal, 0.99),
         "first_p50_ms": quantile_ms(tally.first, 0.5),
         "first_p99_ms": quantile_ms(tally.first, 0.99),
         "between_p50_ms": quantile_ms(tally.between, 0.5),
@@ -128,7 +148,7 @@ def total(tallies: Iterable[TrafficTally]) -> TrafficTally:
             setattr(whole, name, getattr(whole, name) + getattr(tally, name))
         for kind, count in tally.errors.items():
             whole.errors[kind] = whole.errors.get(kind, 0) + count
-        for name in ("latency", "failure", "first", "between"):
+        for name in ("latency", "failure", "refusal", "first", "between"):
             getattr(whole, name).merge(getattr(tally, name))
     return whole
 
@@ -147,21 +167,29 @@ NEVER_WRONG = CheckSpec(name="no wrong answer", figure="wrong", max=0)
 """Checked in every run, and the one failure that no disturbance excuses."""
 
 
-def judge_run(checks: Sequence[CheckSpec], figures: Mapping[str, Any]) -> tuple[Verdict, list[dict[str, Any]]]:
-    """The verdict of a run, and its checks as JSON: name, limit, measured, pass (null: inconclusive).
+def judge_run(
+    checks: Sequence[CheckSpec],
+    figures: Mapping[str, Any],
+    measure: Callable[[CheckSpec], float | None] | None = None,
+    *,
+    void: bool | None = None,
+) -> tuple[Verdict, list[dict[str, Any]]]:
+    """The verdict of a run, and its checks as JSON: name, limit, measured, pass (null: inconclusive). `measure` finds
+    what a check is about; without it that is a figure of the run, or of a window of it. `void`: whether the run says
+    nothing, if that does not follow from its figures.
 
     A figure that does not exist, as the latency of no right answers, fails its check.
     """
-    void = bool(disturbed(figures))
+    void = bool(disturbed(figures)) if void is None else void
     rows: list[dict[str, Any]] = []
     for check in (NEVER_WRONG, *checks):
         limit = limit_of(check)
-        measured = figure_of(figures, check.figure)
+        measured = figure_in(figures, check) if measure is None else measure(check)
         kept = measured is not None and not limit.beyond(measured)
         open_ = void and (kept or check is not NEVER_WRONG)
         rows.append(
             {
-                "name": check.name or f"{check.figure} at {'most' if limit.at_most else 'least'} {limit.value:g}",
+                "name": check.name or _words(check, limit),
                 "figure": check.figure,
                 "limit": limit.value,
                 "measured": measured,
@@ -173,6 +201,13 @@ def judge_run(checks: Sequence[CheckSpec], figures: Mapping[str, Any]) -> tuple[
     return ("inconclusive" if void else "pass"), rows
 
 
+def _words(check: CheckSpec, limit: Limit) -> str:
+    window = check.window
+    time = "" if window is None else f" from {window.from_s:g} s" + (f" to {window.to_s:g} s" if window.to_s else "")
+    times = " times the baseline's" if check.times_baseline else ""
+    return f"{check.figure}{time} at {'most' if limit.at_most else 'least'} {limit.value:g}{times}"
+
+
 def limit_of(check: CheckSpec) -> Limit:
     """The limit of a check that the loader has found good."""
     if check.max is not None:
@@ -181,10 +216,20 @@ def limit_of(check: CheckSpec) -> Limit:
     return Limit(check.min, at_most=False)
 
 
+def figure_in(figures: Mapping[str, Any], check: CheckSpec) -> float | None:
+    """The figure of a check, in its window if it has one."""
+    window = check.window
+    if window is None:
+        return figure_of(figures, check.figure)
+    to_s = figures["duration_s"] if window.to_s is None else window.to_s
+    return figure_of(figures["windows"][window_name(window.from_s, to_s)], check.figure)
+
+
 def figure_of(figures: Mapping[str, Any], name: str) -> float | None:
     """A figure by the name that a check gives it."""
-    traffic, dot, figure = name.rpartition(".")
-    value = figures["traffic"][traffic][figure] if dot else figures[figure]
+    owner, dot, figure = name.rpartition(".")
+    holders = {**figures["traffic"], **figures.get("replicas", {})}
+    value = holders[owner][figure] if dot else figures[figure]
     return None if value is None else float(value)
 
 

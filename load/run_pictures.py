@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from load.histogram import Histogram
-from load.svg import COLOURS, Axis, Line, chart, fitting_scale, nice_range, write_charts
+from load.svg import COLOURS, Axis, Band, Line, chart, fitting_scale, nice_range, write_charts
 
 
 def write_pictures(result: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -36,7 +36,7 @@ def latency_over_time(result: Mapping[str, Any]) -> str:
         for place, (label, name) in zip((1, 5, 0), kinds, strict=True)
     ]
     y = Axis("latency from the intended send time, ms", *nice_range(values, scale), scale)
-    return chart(f"{result['scenario']}: latency over time", _about(result), _time(result), y, lines)
+    return chart(f"{result['scenario']}: latency over time", _about(result), _time(result), y, lines, _bands(result))
 
 
 def distribution(result: Mapping[str, Any]) -> str:
@@ -72,7 +72,7 @@ def offered_and_done(result: Mapping[str, Any]) -> str:
     ]
     top = [float(row[name]) for row in rows for name in ("offered", "ended")]
     y = Axis("calls per second", *nice_range(top, "linear"))
-    return chart(f"{result['scenario']}: offered against done", _about(result), _time(result), y, lines)
+    return chart(f"{result['scenario']}: offered against done", _about(result), _time(result), y, lines, _bands(result))
 
 
 def _curve(histogram: Histogram) -> list[tuple[float, float | None]]:
@@ -88,6 +88,22 @@ def _curve(histogram: Histogram) -> list[tuple[float, float | None]]:
         points.append((count / max(1, count - seen), value))
     points.append((float(count), histogram.largest_ns / 1e6))
     return points
+
+
+def _bands(result: Mapping[str, Any]) -> list[Band]:
+    """The faults of the run; what befell several replicas at once is one band."""
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for span in result["setting"].get("faults", ()):
+        found.setdefault(span["index"], []).append(span)
+    end_s = float(len(result["seconds"]))
+    return [
+        Band(
+            f"{spans[0]['kind']} of {', '.join(str(span['replica']) for span in spans)}",
+            min(span["begin_s"] for span in spans),
+            max(end_s if span["end_s"] is None else span["end_s"] for span in spans),
+        )
+        for spans in found.values()
+    ]
 
 
 def _time(result: Mapping[str, Any]) -> Axis:

@@ -89,6 +89,12 @@ def text(result: Mapping[str, Any]) -> str:
             f"gateway: {figures['gateway_cpu_us_per_call']:.0f} us CPU per call, {figures['gateway_rss_mb']:.0f} MB"
             + ("" if figures["others_cores"] is None else f"; other work took {figures['others_cores']:.2f} CPUs")
         )
+    lines += [_fault(span) for span in setting.get("faults", ())]
+    if (baseline := result.get("baseline")) is not None:
+        before = baseline["figures"]
+        kinds = (("p50", "p50_ms"), ("p99", "p99_ms"), ("p99.9", "p999_ms"))
+        parts = [f"{label} {_ms(before[name])}" for label, name in kinds]
+        lines.append(f"baseline: {before['right']} right of {before['offered']}, {', '.join(parts)}")
     for check in result["checks"]:
         word = {True: "pass", False: "fail", None: "inconclusive"}[check["pass"]]
         lines.append(
@@ -97,6 +103,11 @@ def text(result: Mapping[str, Any]) -> str:
     why = f": {setting['disturbed']}" if result["verdict"] == "inconclusive" else ""
     lines.append(f"verdict: {result['verdict']}{why}")
     return "\n".join(lines)
+
+
+def _fault(span: Mapping[str, Any]) -> str:
+    end = "to the end" if span["end_s"] is None else f"to {span['end_s']:.2f} s"
+    return f"fault: {span['kind']} of replica {span['replica']} from {span['begin_s']:.2f} s {end}"
 
 
 def _ms(value: float | None) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from gateway.policy.yaml_tree import Node, Scalar, Sequence, find, parse
 from load import arrivals
 from load.arrivals import Arrivals
 from load.errors import UsageError
-from load.run_figures import RUN_FIGURES, TRAFFIC_FIGURES
-from load.scenario_schema import DEADLINE_MS_MAX, ArrivalsSpec, CheckSpec, Scenario
+from load.scenario_faults import REPLICA, check_baseline, check_check, check_faults, misfits, require_fit
+from load.scenario_schema import DEADLINE_MS_MAX, ArrivalsSpec, Scenario
 from load.sluice import model_policy
 from load.trace import TraceError, read_trace
 
@@ -46,6 +46,8 @@ class LoadedScenario:
     """Of each traffic."""
     overrides: Mapping[str, Mapping[str, Any]]
     """What the policies of its models say differently, by name."""
+    baseline_overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The same in its baseline, for the models for which that says something."""
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -70,16 +72,37 @@ class LoadedScenario:
         warm_up_s: float | None = None,
         seed: int | None = None,
     ) -> LoadedScenario:
-        """The same with all calls over one protocol, `scale` times the rates, or another length or seed."""
+        """The same with all calls over one protocol, `scale` times the rates, or another length or seed. Raises
+        UsageError for a length that its faults and windows do not fit in.
+        """
         traffic = self.spec.traffic
         if protocol is not None:
             traffic = tuple(msgspec.structs.replace(each, protocol=protocol) for each in traffic)
         given = {"duration_s": duration_s, "warm_up_s": warm_up_s, "seed": seed}
         changes = {key: value for key, value in given.items() if value is not None}
+        spec = msgspec.structs.replace(self.spec, traffic=traffic, **changes)
+        require_fit(spec)
         return replace(
             self,
-            spec=msgspec.structs.replace(self.spec, traffic=traffic, **changes),
+            spec=spec,
             arrivals=tuple(each.faster(scale) for each in self.arrivals) if scale != 1.0 else self.arrivals,
+        )
+
+    def before(self) -> LoadedScenario | None:
+        """The run that its baseline is; None if it has none."""
+        baseline = self.spec.baseline
+        if baseline is None:
+            return None
+        kept = [index for index, each in enumerate(self.spec.traffic) if each.name not in baseline.without_traffic]
+        return replace(
+            self,
+            spec=msgspec.structs.replace(
+                self.spec,
+                traffic=tuple(self.spec.traffic[index] for index in kept),
+                faults=() if baseline.without_faults else self.spec.faults,
+            ),
+            arrivals=tuple(self.arrivals[index] for index in kept),
+            overrides={**self.overrides, **self.baseline_overrides},
         )
 
 
@@ -112,22 +135,29 @@ def load_scenario(path: Path) -> LoadedScenario:
     except OSError as error:
         raise UsageError(f"{shown} cannot be read: {reason(error)}") from error
     root = parse(data, shown, SCENARIO_BYTES_MAX, problems)
-    policies = dict(_take_policies(root))
+    policies = dict(_take_policies(root, "target"))
+    before = {
+        model: _over(policies[model], node) if model in policies else node
+        for model, node in _take_policies(root, "baseline")
+    }
     # "keys": a kind of file of which the gateway knows no keys that are yet to come.
     document: Document[Scenario] = decode(root, Scenario, "keys", shown, problems)
     # Whatever the schema refused above, the rest is looked at too: all that is wrong is told at once.
     loaded = list(_arrivals(document, path, problems))
     _check(document, problems)
-    overrides = {
-        model: _override(model, node, _deadline_ms(document, model), shown, problems)
-        for model, node in policies.items()
-    }
+    overrides, baseline_overrides = (
+        {model: _override(model, node, _deadline_ms(document, model), shown, problems) for model, node in each.items()}
+        for each in (policies, before)
+    )
     try:
+        problems.raise_if_any()
+        assert document.value is not None
+        for path_in_it, message, remedy in misfits(document.value):
+            problems.add(document.file, document.where(*path_in_it), path_in_it, message, remedy)
         problems.raise_if_any()
     except PolicyError as error:
         raise UsageError(f"the scenario cannot be used\n{error}") from error
-    assert document.value is not None
-    return LoadedScenario(path.stem, document.value, tuple(loaded), overrides)
+    return LoadedScenario(path.stem, document.value, tuple(loaded), overrides, baseline_overrides)
 
 
 def _shown(path: Path) -> str:
@@ -137,10 +167,10 @@ def _shown(path: Path) -> str:
         return str(path)
 
 
-def _take_policies(root: Node | None) -> Iterator[tuple[str, MappingNode]]:
-    """Take what stands under `target.models.<name>.policy` out of the tree: another schema's."""
+def _take_policies(root: Node | None, part: str) -> Iterator[tuple[str, MappingNode]]:
+    """Take what stands under `<part>.models.<name>.policy` out of the tree: another schema's."""
     node = root
-    for key in ("target", "models"):
+    for key in (part, "models"):
         entry = node.entries.get(key) if isinstance(node, MappingNode) else None
         node = None if entry is None else entry[1]
     if isinstance(node, MappingNode):
@@ -152,8 +182,9 @@ def _take_policies(root: Node | None) -> Iterator[tuple[str, MappingNode]]:
                     yield name, policy
 
 
-def _override(model: str, given: MappingNode, deadline_ms: int, file: str, problems: Problems) -> Mapping[str, Any]:
+def _override(model: str, given: Node, deadline_ms: int, file: str, problems: Problems) -> Mapping[str, Any]:
     """What the scenario says of a policy, after checking the whole policy that it makes."""
+    assert isinstance(given, MappingNode)
     base = model_policy(model, deadline_ms=deadline_ms)
     for key in ("model", "pool"):
         if key in given.entries:
@@ -268,37 +299,21 @@ def _check(document: Document[Scenario], problems: Problems) -> None:
     for index, each in enumerate(traffic):
         if each.get("name") == "all":
             add(("traffic", index, "name"), "`all` is the sum of all traffic", "take another name")
+        elif (each.get("name") or "").startswith(REPLICA):
+            add(("traffic", index, "name"), f"`{REPLICA}…` names figures of replicas", "take another name")
         protocol, model = each.get("protocol"), each.get("model")
         for key in _idle_keys(protocol, model) if protocol and model else ():
             if document.given("traffic", index, key):
                 add(("traffic", index, key), f"means nothing with {protocol} and {model}", "remove it")
-    for model, known in (document.get("target", "models") or {}).items():
-        if model not in MODELS and known is not None:
-            add(("target", "models", model), "there is no such model", "", tuple(MODELS))
+    for part in ("target", "baseline"):
+        for model, known in (document.get(part, "models") or {}).items():
+            if model not in MODELS and known is not None:
+                add((part, "models", model), "there is no such model", "", tuple(MODELS))
+    check_faults(document, add)
+    check_baseline(document, names, add)
     for index, check in enumerate(document.get("checks") or ()):
         if check is not None:
-            _check_check(document, index, check.get("figure"), names, add)
-
-
-def _check_check(
-    document: Document[Scenario], index: int, figure: str | None, names: list[str | None], add: Callable[..., None]
-) -> None:
-    """One entry of `checks`. `names` are those of the traffic, None for what was refused."""
-    node = find(document.root, ("checks", index))
-    keys = set(node.entries) if isinstance(node, MappingNode) else set()
-    if keys <= set(CheckSpec.__struct_fields__) and ("max" in keys) == ("min" in keys):
-        add(("checks", index), "a check has exactly one of `max` and `min`", "write one of them")
-    if figure is None:
-        return
-    owner, dot, figure = figure.rpartition(".")
-    figures = tuple(TRAFFIC_FIGURES) if dot else tuple(RUN_FIGURES)
-    at = ("checks", index, "figure")
-    if dot and owner not in names:
-        if None not in names and names:
-            add(at, f"there is no traffic `{owner}`", "", tuple(sorted(name for name in set(names) if name)))
-    elif figure not in figures:
-        near = difflib.get_close_matches(figure, figures, n=1)
-        add(at, f"there is no figure `{figure}`", f"did you mean `{near[0]}`?" if near else "", figures)
+            check_check(document, index, names, add)
 
 
 def _idle_keys(protocol: str, model: str) -> Iterator[str]:

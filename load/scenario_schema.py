@@ -12,6 +12,7 @@ from msgspec import Meta
 from gateway.policy.schema import ModelName
 from gateway.policy.strict import Strict
 from gateway.policy.words import name_pattern
+from load.fault_schema import REPLICAS_MAX, Capacity, FaultSpec, Recovery, Window
 
 NAME = name_pattern(
     r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$",
@@ -149,7 +150,7 @@ class TargetModel(Strict, frozen=True, kw_only=True):
 
 
 class Target(Strict, frozen=True, kw_only=True):
-    replicas: Annotated[int, Meta(ge=1, le=16, description="Tritons behind the gateway.")] = 1
+    replicas: Annotated[int, Meta(ge=1, le=REPLICAS_MAX, description="Tritons behind the gateway.")] = 1
     models: Annotated[
         dict[ModelName, TargetModel] | None,
         Meta(description="Models that are loaded beside those of the traffic, and what their policies say."),
@@ -163,7 +164,11 @@ class Target(Strict, frozen=True, kw_only=True):
 class CheckSpec(Strict, frozen=True, kw_only=True):
     figure: Annotated[
         str,
-        Meta(pattern=FIGURE, description="A figure of the run, or `<traffic>.<figure>` for one kind of traffic alone."),
+        Meta(
+            pattern=FIGURE,
+            description="A figure of the run, `<traffic>.<figure>` for one kind of traffic alone, or "
+            "`replica-<index>.<figure>` for one replica.",
+        ),
     ]
     name: Annotated[
         Annotated[str, Meta(min_length=1, max_length=200)] | None,
@@ -171,6 +176,24 @@ class CheckSpec(Strict, frozen=True, kw_only=True):
     ] = None
     max: Annotated[float | None, Meta(description="The figure is at most this. Exactly one of `max` and `min`.")] = None
     min: Annotated[float | None, Meta(description="The figure is at least this.")] = None
+    window: Annotated[
+        Window | None, Meta(description="Only calls that were meant to be sent in this time, and what began in it.")
+    ] = None
+    times_baseline: Annotated[
+        bool, Meta(description="true: the limit is for the figure divided by that of the `baseline`.")
+    ] = False
+    recovery: Annotated[Recovery | None, Meta(description="For the figure `recovery_s` alone, which needs it.")] = None
+
+
+class Baseline(Strict, frozen=True, kw_only=True):
+    """The same run, done before the one that is judged, with what stands here different."""
+
+    without_faults: Annotated[bool, Meta(description="true: no fault is made.")] = False
+    without_traffic: Annotated[tuple[Name, ...], Meta(description="Kinds of traffic that are left out, by name.")] = ()
+    models: Annotated[
+        dict[ModelName, TargetModel] | None,
+        Meta(description="What policies of models say differently, on top of `target.models`."),
+    ] = None
 
 
 class Scenario(Strict, frozen=True, kw_only=True):
@@ -196,5 +219,17 @@ class Scenario(Strict, frozen=True, kw_only=True):
             "and are counted as `held` and `not_sent`: set it so high that only a stalled target reaches it.",
         ),
     ] = 1024
+    faults: Annotated[
+        tuple[FaultSpec, ...],
+        Meta(description="What goes wrong, and when: each entry has exactly one kind. For `load chaos` only."),
+    ] = ()
+    baseline: Annotated[
+        Baseline | None,
+        Meta(description="A run before, for checks with `times_baseline`. For `load chaos` only. Default: none."),
+    ] = None
+    capacity: Annotated[
+        Capacity | None,
+        Meta(description="For `goodput_share`. For `load chaos` only. Default: unknown, and so is that figure."),
+    ] = None
     seed: Annotated[int, Meta(ge=0, le=2**32 - 1, description="Of all chance in the arrivals.")] = 1
     checks: Annotated[tuple[CheckSpec, ...], Meta(description="What has to hold for the verdict `pass`.")] = ()

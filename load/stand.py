@@ -9,13 +9,14 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from deploy.local import LocalFleet, free_ports
 from deploy.local.layout import RUN_DIR, Progress, print_progress
 from load import accounting, sluice
+from load.blackhole import Blackhole, forwarding
 from load.child import Child
 from load.errors import LoadError
 
@@ -34,6 +35,10 @@ class Stand:
     fleet: LocalFleet
     directory: Path
     """Policies, records and logs; gone afterwards unless it is kept."""
+    grpc_addresses: Sequence[str] = ()
+    """Of the replicas, as the gateway knows them."""
+    blackholes: Mapping[int, Blackhole] = field(default_factory=dict)
+    """The forwarders before replicas, by index."""
 
     @property
     def pid(self) -> int:
@@ -51,12 +56,14 @@ def stand(
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     environment: Mapping[str, str] | None = None,
     bytes_max: int | None = None,
+    blackholes: Sequence[int] = (),
     keep: bool = False,
     progress: Progress = print_progress,
 ) -> Iterator[Stand]:
     """Start `replicas` Tritons with all `models`, and Sluice in front of them; every way out stops them. `gateway` has
     more keys for the policy's `gateway`, `overrides` for the policies of models by name; `environment` adds variables
-    to the Tritons; `bytes_max` is the largest message that the gateway takes.
+    to the Tritons; `bytes_max` is the largest message that the gateway takes; before the replicas `blackholes` stand
+    forwarders, and the gateway knows those alone.
     """
     RUN_DIR.mkdir(exist_ok=True)
     with ExitStack() as stack:
@@ -65,7 +72,8 @@ def stand(
             progress(f"policies, records and logs stay in {work}")
         else:
             stack.callback(shutil.rmtree, work, ignore_errors=True)
-        *triton_ports, ports, more = free_ports(replicas + 2)
+        *others, ports, more = free_ports(replicas + 2 * len(blackholes) + 2)
+        triton_ports, fronts, controls = others[:replicas], others[replicas::2], others[replicas + 1 :: 2]
         fleet = stack.enter_context(
             LocalFleet(replicas, models, ports=triton_ports, log_dir=work, environment=environment, progress=progress)
         )
@@ -76,6 +84,13 @@ def stand(
             "admin": f"127.0.0.1:{more.http}",
         }
         specs = [server.spec for server in fleet]
+        forwarders: dict[int, Blackhole] = {}
+        for index, front, control in zip(blackholes, fronts, controls, strict=True):
+            spec = specs[index]
+            log = work / f"{spec.name}.forwarder.log"
+            made = forwarding(spec.name, control.http, front, spec.ports, log)
+            forwarders[index] = stack.enter_context(made)
+            specs[index] = replace(spec, ports=front)
         for model in models:
             sluice.write_policies(
                 work / "policies",
@@ -90,7 +105,8 @@ def stand(
             )
         child = stack.enter_context(sluice.start(work / "policies", work / "sluice.log"))
         child.wait_ready(f"http://{listen['metrics']}/readyz")
-        yield Stand(listen["http"], listen["grpc"], listen["metrics"], child, fleet, work)
+        grpc = [spec.grpc_address for spec in specs]
+        yield Stand(listen["http"], listen["grpc"], listen["metrics"], child, fleet, work, grpc, forwarders)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ Scale = Literal["linear", "log"]
 _LEFT, _RIGHT, _BOTTOM = 80, 24, 62
 _LEGEND_ROW = 20
 _FONT = "font-family='DejaVu Sans, Verdana, sans-serif'"
-_INK, _FAINT, _GRID = "#222222", "#555555", "#e2e2e2"
+_INK, _FAINT, _GRID, _SHADE = "#222222", "#555555", "#e2e2e2", "#fdf1d8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,18 @@ class Line:
     dashed: bool = False
 
 
-def chart(title: str, subtitles: Sequence[str], x: Axis, y: Axis, lines: Sequence[Line]) -> str:
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A part of the x axis that is shaded, with words at its top."""
+
+    label: str
+    low: float
+    high: float
+
+
+def chart(
+    title: str, subtitles: Sequence[str], x: Axis, y: Axis, lines: Sequence[Line], bands: Sequence[Band] = ()
+) -> str:
     """The picture as the text of an SVG file. Lines that lie on one another are seen because later ones are thinner."""
     right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
     legend = _legend_places(lines, right)
@@ -83,6 +94,10 @@ def chart(title: str, subtitles: Sequence[str], x: Axis, y: Axis, lines: Sequenc
         _text(_LEFT, 28, title, size=18, weight="bold"),
         *(_text(_LEFT, 48 + 15 * row, line, size=11, fill=_FAINT) for row, line in enumerate(subtitles)),
     ]
+    for row, band in enumerate(bands):
+        left, wide = across(band.low), across(band.high) - across(band.low)
+        parts.append(f"<rect x='{left:g}' y='{top}' width='{wide:g}' height='{bottom - top}' fill='{_SHADE}'/>")
+        parts.append(_text(left + 4, top + 14 + 14 * row, band.label, fill=_FAINT))
     for value, label in y.labels():
         at = down(value)
         parts.append(f"<line x1='{_LEFT}' y1='{at}' x2='{right}' y2='{at}' stroke='{_GRID}'/>")

@@ -8,6 +8,8 @@ from load.connection import WRONG_ANSWER
 from load.histogram import Histogram
 
 NS = 1_000_000_000
+REFUSALS = frozenset({"status 429", "status 503", "code RESOURCE_EXHAUSTED", "code UNAVAILABLE"})
+"""Endings by which a server says that it will not take a call."""
 
 
 @dataclass(slots=True)
@@ -31,6 +33,8 @@ class TrafficTally:
     """Of right answers, from the intended send time: a quick refusal is not a quick answer."""
     failure: Histogram = field(default_factory=Histogram)
     """How long calls that failed had taken, those that were not sent included."""
+    refusal: Histogram = field(default_factory=Histogram)
+    """Of them, those that the server refused (429, 503 and what they are over gRPC)."""
     first: Histogram = field(default_factory=Histogram)
     """Streams: from the intended send time to the first response."""
     between: Histogram = field(default_factory=Histogram)
@@ -54,6 +58,20 @@ class TrafficTally:
             self.wrong += 1
         else:
             self.errors[error] = self.errors.get(error, 0) + 1
+            if error in REFUSALS:
+                self.refusal.record(latency_ns)
+
+
+@dataclass(slots=True)
+class WindowTally:
+    """What became of the calls that were meant to be sent from `from_s` on and before `to_s`."""
+
+    from_s: float
+    to_s: float
+    traffic: list[TrafficTally]
+
+    def holds(self, offset_ns: int) -> bool:
+        return self.from_s * NS <= offset_ns < self.to_s * NS
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +26,7 @@ from deploy.local.environment import TritonEnvironment
 from deploy.local.errors import LocalFleetError
 from deploy.local.layout import CORE_MODELS, LOG_DIR, REPOSITORY_DIR, ROOT
 from deploy.local.ports import LOOPBACK, Ports, free_ports, require_free
-from deploy.local.processes import ProcessRef, group_memory_bytes, remove_shm_files
+from deploy.local.processes import ProcessRef, group_members, group_memory_bytes, remove_shm_files
 
 __all__ = ["Ports", "ServerSpec", "TritonServer", "free_ports"]
 
@@ -35,6 +36,8 @@ START_TIMEOUT_S = 60.0
 STOP_GRACE_S = 15.0
 KILL_TIMEOUT_S = 15.0
 FREEZE_TIMEOUT_S = 2.0
+STUB_TELLS_S = 0.5
+"""In so long a stub of a Python model has told Triton that it is there."""
 OWN_FLAGS = frozenset(
     [
         "--id",
@@ -89,6 +92,11 @@ class ServerSpec:
     def execution_log(self) -> Path:
         """Where `accel` writes a JSON line for each call that it executed."""
         return self.log_dir / f"{self.name}.accel.jsonl"
+
+    @property
+    def accel_control(self) -> Path:
+        """A file by which `accel` is made slower while it runs (its `Control`); it need not be there."""
+        return self.log_dir / f"{self.name}.accel-control.json"
 
     @property
     def stream_log(self) -> Path:
@@ -181,6 +189,7 @@ class TritonServer:
             "environment": {
                 **self.environment.variables(),
                 "SLUICE_ACCEL_LOG": str(self.spec.execution_log),
+                "SLUICE_ACCEL_CONTROL": str(self.spec.accel_control),
                 "SLUICE_STREAMER_LOG": str(self.spec.stream_log),
                 **self.spec.environment,
             },
@@ -287,7 +296,17 @@ class TritonServer:
         self._signal_alive(signal.SIGSTOP, "frozen")
 
     def thaw(self) -> None:
-        """Let a frozen group go on (SIGCONT). Raises if it is not alive."""
+        """Let a frozen group go on (SIGCONT). Raises if it is not alive.
+
+        The stubs go on first, which takes half a second: a Triton 2.51 that was frozen within an execution asks at once
+        whether its stub has told of itself since (a stub does every 300 ms), and crashes (SIGSEGV) if it has not.
+        """
+        if self.run is not None and self.state() == "frozen":
+            for pid in group_members(self.run.server.pid):
+                if pid != self.run.server.pid:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGCONT)
+            time.sleep(STUB_TELLS_S)
         self._signal_alive(signal.SIGCONT, "running")
 
     def alive(self) -> bool:

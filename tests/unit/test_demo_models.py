@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from hypothesis import strategies as st
 
 from deploy.local import MODELS, LocalFleet, LocalFleetError, Ports, ServerSpec, free_ports, preflight
 from deploy.local.__main__ import chosen_models, main, parser
-from deploy.local.layout import CORE_MODELS
-from deploy.local.models.accel.behaviour import Settings, duration_ms
+from deploy.local.layout import CORE_MODELS, write_atomically
+from deploy.local.models.accel.behaviour import Control, Settings, duration_ms
 from deploy.local.models.accumulator.sums import SequenceError, Sums
 from deploy.local.models.command import Command
 from deploy.local.models.embedder.ngrams import embed, projection
@@ -200,6 +201,35 @@ def test_stragglers_come_as_often_as_asked_and_the_same_with_the_same_seed() -> 
     assert set(times) == {1.0, 20.0}
     assert 300 <= times.count(20.0) <= 500
     assert times == sample(5)
+
+
+def test_a_slow_replica_takes_so_many_times_longer_and_its_stragglers_too() -> None:
+    settings = Settings(s0_ms=4, s1_ms=2, slow_factor=10)
+    assert duration_ms(settings, 8, 15, random.Random(1)) == 215
+    assert duration_ms(replace(settings, straggler_fraction=1.0, straggler_factor=2), 8, 0, random.Random(1)) == 400
+
+
+def test_a_control_file_changes_accel_while_it_is_there(tmp_path: Path) -> None:
+    file = tmp_path / "control.json"
+    control = Control(Settings(s0_ms=4, control=str(file)))
+    assert control.settings().slow_factor == 1.0
+    write_atomically(file, '{"slow_factor": 10, "straggler_fraction": 0.5}')
+    assert (control.settings().slow_factor, control.settings().straggler_fraction) == (10.0, 0.5)
+    write_atomically(file, '{"s0_ms": 7}')
+    assert (control.settings().slow_factor, control.settings().s0_ms) == (1.0, 7.0), "it replaces the one before"
+    file.unlink()
+    assert control.settings() == Settings(s0_ms=4, control=str(file))
+    assert Control(Settings(s0_ms=3)).settings().s0_ms == 3, "without a file"
+
+
+@pytest.mark.parametrize("text", ["slow", "[]", '{"seed": 2}', '{"s0_ms": "1"}', '{"s0_ms": -1}', '{"s0_ms": true}'])
+def test_a_control_file_that_makes_no_sense_is_refused_each_time(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "control.json"
+    file.write_text(text)
+    control = Control(Settings(control=str(file)))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="control file"):
+            control.settings()
 
 
 def test_a_request_commands_accel_by_its_parameters() -> None:

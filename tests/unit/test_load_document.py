@@ -6,19 +6,24 @@ import argparse
 import importlib
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from load import beside, connections, fleet, perf_analyzer, sizes, soak_figures, stages, throughput
 from load.__main__ import COMMANDS, described
+from load.chaos_figures import CHAOS_FIGURES
 from load.document import render
 from load.document_commands import MEMBERS
 from load.figures import Round, comparison
 from load.perf_tool import PerfFigures
+from load.replica_figures import REPLICA_FIGURES
 from load.run_figures import RUN_FIGURES
 from load.scenario import load_scenario, scenario_names
+from tests.unit.test_load_chaos import made_document
 from tests.unit.test_load_connections import COUNT, GOOD
 from tests.unit.test_load_figures import QUIET
 from tests.unit.test_load_large import ROUND, SIZE_ROUND
@@ -35,7 +40,7 @@ def test_the_page_is_fresh() -> None:
 
 def test_it_names_every_scenario_and_every_figure() -> None:
     page = PAGE.read_text("utf-8")
-    for name in [*scenario_names(), *RUN_FIGURES]:
+    for name in [*scenario_names(), *RUN_FIGURES, *CHAOS_FIGURES, *REPLICA_FIGURES]:
         assert f"| `{name}` |" in page
 
 
@@ -68,7 +73,8 @@ def section_of(command: str) -> str:
     return PAGE.read_text("utf-8").partition(f"\n## {command}\n")[2].partition("\n## ")[0]
 
 
-RESULTS = {
+RESULTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "chaos": made_document,
     "compare": lambda: comparison("envoy", "http", 16, [Round(QUIET, QUIET, 1.0)], {}),
     "connections": lambda: connections.document(COUNT, [GOOD] * 5, 400.0),
     "perf-analyzer": lambda: perf_analyzer.document("grpc", False, 1, "identity", {}),

@@ -127,6 +127,18 @@ def test_the_work_of_accel_is_what_was_asked_for_with_distinct_rows(row: int, wo
     assert json_form.grpc_right(message.SerializeToString(), row)
 
 
+@given(st.integers(min_value=0, max_value=20_000))
+def test_a_label_names_each_call_in_its_body_and_changes_nothing_else(row: int) -> None:
+    plain, named = AccelInputs(), AccelInputs(label="reads")
+    body = json.loads(named.http_body(row))
+    assert body.pop("id") == f"reads/{row}"
+    assert body == json.loads(plain.http_body(row))
+    message = service_pb2.ModelInferRequest.FromString(named.grpc_message(row))
+    assert message.id == f"reads/{row}"
+    message.ClearField("id")
+    assert message == service_pb2.ModelInferRequest.FromString(plain.grpc_message(row))
+
+
 def test_rows_begin_anew_after_as_many_as_are_wanted_and_can_be_named() -> None:
     calls = Calls(1, 100, rows=4)
     assert [calls.next().row for _ in range(6)] == [1, 2, 3, 0, 1, 2]

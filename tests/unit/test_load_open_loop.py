@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -84,6 +84,7 @@ def drive(
     deadline_ms: int = 5000,
     lateness_s: float = 0.0,
     on_second: Callable[[Moment], None] | None = None,
+    windows: Sequence[tuple[float, float]] = (),
 ) -> tuple[OpenLoopResult, FakeServer]:
     """Run on a virtual loop, whose timers come up to `lateness_s` late."""
 
@@ -96,6 +97,7 @@ def drive(
             duration_s=seconds,
             in_flight_max=in_flight_max,
             on_second=on_second,
+            windows=windows,
         )
         return result, server
 
@@ -122,6 +124,26 @@ def test_a_stalled_server_cannot_hide_its_stall_from_an_open_loop_as_it_does_fro
         return measured.tally.latency.quantile_ns(0.99)
 
     assert simulate(closed) < 0.01e9
+
+
+def test_a_window_counts_the_calls_that_were_meant_to_be_sent_in_it() -> None:
+    result, server = drive(
+        Constant(100.0),
+        lambda: FakeServer(freeze_from_s=3.5, freeze_s=1.0),
+        warm_up_s=1.0,
+        windows=[(1.0, 2.0), (2.0, 4.0), (0.0, 10.0)],
+    )
+    quiet, frozen, whole = (window.traffic[0] for window in result.windows)
+    assert (quiet.offered, frozen.offered, whole.offered) == (100, 200, 1000)
+    assert (quiet.right, frozen.right) == (100, 200), "calls that end after a window belong to it"
+    assert quiet.latency.largest_ns < 0.01e9
+    assert frozen.latency.largest_ns > 0.9e9
+    assert whole.latency.to_json() == result.traffic[0].latency.to_json()
+    assert len(result.intended[0]) == len(server.calls) == 1100, "those of the warm-up have numbers too"
+    offsets_s = [(at_ns - result.start_ns) / NS for at_ns in result.intended[0]]
+    assert -1.0 <= offsets_s[0] < -0.98
+    assert offsets_s == sorted(offsets_s)
+    assert sum(offset_s >= 0 for offset_s in offsets_s) == 1000
 
 
 def test_the_second_of_the_stall_shows_it_and_the_others_do_not() -> None:

@@ -58,7 +58,7 @@ def result(*, late_sends: int = 0, timer_late_ms: float = 0.5, right: int = 990,
 
 def test_every_figure_that_is_promised_is_there_and_no_other() -> None:
     figures = run_figures(result(), MACHINE)
-    assert set(figures) == set(RUN_FIGURES) | {"traffic", "error_kinds"}
+    assert set(figures) == set(RUN_FIGURES) | {"traffic", "error_kinds", "windows"}
     assert set(figures["traffic"]["reads"]) == set(TRAFFIC_FIGURES) | {"error_kinds"}
 
 
@@ -66,6 +66,7 @@ def test_figures_add_up() -> None:
     figures = run_figures(result(right=980, wrong=5), MACHINE)
     assert (figures["offered"], figures["right"], figures["wrong"], figures["errors"]) == (1000, 980, 5, 15)
     assert figures["error_kinds"] == {"status 503": 15}
+    assert (figures["refused"], figures["refused_p99_ms"]) == (15, pytest.approx(5.0, rel=0.01))
     assert (figures["offered_rps"], figures["goodput_rps"]) == (100.0, 97.9), "an overdue answer is no good answer"
     assert (figures["error_share"], figures["overdue"], figures["overdue_share"]) == (0.02, 1, 0.001)
     assert figures["p50_ms"] == pytest.approx(5.0, rel=0.01)

@@ -268,7 +268,7 @@ def test_what_it_says_of_a_policy_is_kept_as_it_stands(tmp_path: Path) -> None:
 
 
 def test_a_name_that_nobody_has_is_answered_with_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no scenario stedy; did you mean steady\? there are burst,.*step"):
+    with pytest.raises(UsageError, match=r"no scenario stedy; did you mean steady\? there are all-down,.*step"):
         find_scenario("stedy")
     with pytest.raises(UsageError, match="no scenario file"):
         find_scenario(str(tmp_path / "none.yaml"))

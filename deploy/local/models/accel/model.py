@@ -24,7 +24,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 # The stub puts the folder of the version on sys.path.
-from behaviour import Settings, duration_ms  # type: ignore[import-not-found]
+from behaviour import Control, Settings, duration_ms  # type: ignore[import-not-found]
 from command import Command  # type: ignore[import-not-found]
 from execution_log import ExecutionLog  # type: ignore[import-not-found]
 
@@ -37,6 +37,7 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         self.settings = Settings.read(parameters, os.environ)
+        self.control = Control(self.settings)
         self.chance = random.Random(f"{self.settings.seed}/{args['model_instance_name']}")
         log = self.settings.log
         self.log = ExecutionLog(Path(log), self.settings.log_max_bytes) if log else None
@@ -49,6 +50,7 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         """Sleep once for the whole batch, then answer each request."""
         execution, start_s = time.time_ns(), time.monotonic()
+        settings = self.control.settings()  # a control file that cannot be used fails the batch, with the reason
         tensors = [pb_utils.get_input_tensor_by_name(request, "work").as_numpy() for request in requests]
         errors: list[Any] = []
         commands: list[Command] = []
@@ -64,15 +66,15 @@ class TritonPythonModel:
                 error = _error("work must be finite and not negative", pb_utils.TritonError.INVALID_ARG)
             elif command.fail == "error":
                 error = _error("failed on command", pb_utils.TritonError.INTERNAL)
-            elif self.settings.error_fraction and self.chance.random() < self.settings.error_fraction:
+            elif settings.error_fraction and self.chance.random() < settings.error_fraction:
                 error = _error("failed by chance (error_fraction)", pb_utils.TritonError.INTERNAL)
             commands.append(command)
             works.append(work)
             errors.append(error)
 
         straggle_ms = max(command.straggle_ms for command in commands)
-        poll_ms = max(self.settings.poll_cancel_ms, *(command.poll_cancel_ms for command in commands))
-        deadline_s = start_s + duration_ms(self.settings, sum(works), straggle_ms, self.chance) / 1000.0
+        poll_ms = max(settings.poll_cancel_ms, *(command.poll_cancel_ms for command in commands))
+        deadline_s = start_s + duration_ms(settings, sum(works), straggle_ms, self.chance) / 1000.0
         cancelled = self._sleep(requests, deadline_s, poll_ms / 1000.0)
         crash = any(command.fail == "crash" for command in commands)
 
