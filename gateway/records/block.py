@@ -11,6 +11,8 @@ _log = logging.getLogger("sluice.records")
 
 QUICK_MAX = 64
 """Lines made in one turn of the loop: half a millisecond."""
+QUICK_BODIES_MAX = 256 * 1024
+"""Bytes of bodies that lines are made of in one turn: the last one may begin below and end above it."""
 
 
 class Block:
@@ -34,21 +36,23 @@ def record_count(item: Waiting) -> int:
 
 
 def made_together(fresh: Sequence[PredictionRecord], quick: Callable[[PredictionRecord], bytes]) -> list[Waiting]:
-    """The same calls in the same order; of `QUICK_MAX` those have lines now of which `quick` makes one, and not b"".
-    The others have let go of what their lines do not show.
+    """The same calls in the same order. Of the first `QUICK_MAX`, as far as `QUICK_BODIES_MAX` goes, those have lines
+    now of which `quick` makes one, and not b"". The others have let go of what their lines do not show.
     """
     found: list[Waiting] = []
     lines: list[bytes] = []
     ended_s = 0.0
+    room = QUICK_BODIES_MAX
     for number, record in enumerate(fresh):
         line = b""
-        if number < QUICK_MAX:
+        if number < QUICK_MAX and room > 0:
             try:
                 line = quick(record)
             except Exception:
                 # The worker tries again, and says in the record what it could not show.
                 _log.exception("a prediction record could not be rendered at once (request %s)", record.request_id)
         if line:
+            room -= record.size_bytes - FIXED_BYTES
             if not lines:
                 ended_s = record.ended_s
             lines.append(line)

@@ -7,6 +7,7 @@ shown of its tensors is the same too. Finding that out costs one comparison per 
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,9 +40,9 @@ _encode = msgspec.json.Encoder().encode
 
 Numbers = tuple[Any, ...]
 Unpack = Callable[[bytes, int], tuple[Numbers, Numbers]]
-Numeric = tuple[str, Unpack | None, int]
-"""A tensor of numbers: what is always shown of it; what reads the first few, and those that a summary is of; and where
-they are.
+Numeric = tuple[str, Unpack | None, int, bool]
+"""A tensor of numbers: what is always shown of it; what reads the first few, and those that a summary is of; where they
+are; and whether the first few may be others than those.
 """
 
 
@@ -84,14 +85,14 @@ class Layout:
         if self._shown is not None:
             return msgspec.Raw(self._shown.encode())
         shown: list[Summed | dict[str, Any]] = []
-        for named, unpack, at in self._numeric:
+        for named, unpack, at, sampled in self._numeric:
             head = msgspec.Raw(named.encode())
             if unpack is None:
                 shown.append({"name": head})
                 continue
             first, numbers = unpack(message, at)
             found = plain_figures(numbers)
-            if found is None:
+            if found is None or (sampled and not all(map(math.isfinite, first))):
                 shown.append({"name": head, **figures(numbers, first)})
             else:
                 shown.append(Summed(head, first, *found))
@@ -103,13 +104,17 @@ class Layout:
         if shown is not None:
             return shown
         parts: list[str] = []
-        for head, unpack, at in self._numeric:
+        for head, unpack, at, sampled in self._numeric:
             if unpack is None:
                 parts.append(f'{{"name":{head}}}')
                 continue
             some, numbers = unpack(message, at)
             found = plain_figures(numbers)
-            if found is None or not -_PLAIN < found[0] <= found[1] < _PLAIN:
+            if (
+                found is None
+                or not -_PLAIN < found[0] <= found[1] < _PLAIN
+                or (sampled and not all(map(_is_plain, some)))
+            ):
                 return _encode(self.tensors(message)).decode()
             low, high, mean, first = _dumps((*found, some)).decode().split(",", 3)
             parts.append(f'{{"name":{head},"first":{first[:-1]},"min":{low[1:]},"max":{high},"mean":{mean}}}')
@@ -187,8 +192,14 @@ def _numeric(tensor: Tensor) -> Numeric | None:
     # Finished JSON may be more than its member's value: the members that follow it.
     head = _dumps(shown).decode()[len('{"name":') : -1]
     if not count:
-        return head, None, tensor.start
-    return head, _whole(count, code) if count <= SUMMED_MAX else _sampled(count, size, code), tensor.start
+        return head, None, tensor.start, False
+    if count <= SUMMED_MAX:
+        return head, _whole(count, code), tensor.start, False
+    return head, _sampled(count, size, code), tensor.start, True
+
+
+def _is_plain(number: float) -> bool:
+    return -_PLAIN < number < _PLAIN
 
 
 def _whole(count: int, code: str) -> Unpack:

@@ -19,7 +19,7 @@ from gateway.core.call import Attempt, Call, SequenceStep
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.policy.schema import RecordsPolicy
-from gateway.records.block import Block
+from gateway.records.block import Block, made_together
 from gateway.records.layout import CONSTANT_BYTES_MAX, ENTRIES_MAX, MISSES_MAX
 from gateway.records.log import _TOGETHER, RecordLog
 from gateway.records.memory_store import MemoryStore
@@ -401,6 +401,15 @@ def learned_log(store: MemoryStore, **changes: int) -> RecordLog:
     log._renderer = learned(record())
     log._quick = log._renderer.twin()
     return log
+
+
+def test_lines_of_large_bodies_are_made_on_the_loop_only_so_far() -> None:
+    large = record(message=request(("x", "FP32", (8000,), bytes(32_000))))
+    renderer = learned(record(), large)
+    assert renderer.quick(large)
+    made = made_together([record(), *[large] * 20, record()], renderer.quick)
+    # The ninth of the large ones begins below the bound and ends above it.
+    assert [each.records if isinstance(each, Block) else 0 for each in made] == [1 + 9, *[0] * (20 - 9), 0]
 
 
 async def test_lines_are_made_together_on_the_loop_and_what_takes_longer_keeps_its_place() -> None:
