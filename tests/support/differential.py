@@ -80,8 +80,18 @@ class Differential:
         return died
 
     def check(self, sent: HttpSent | GrpcSent, *rows: str) -> Comparison:
-        """The same answers but for these rows, each of which must be met."""
-        return self.judge(self.compare(sent), *rows)
+        """The same answers but for these rows, each of which must be met.
+
+        Where Triton's own stream stood still until its deadline and the gateway's did not, Triton has lost a response
+        (2.51 does so now and then when an error of validation overtakes calls that are out). That says nothing of the
+        gateway and is played again; a stream that stands still each time is a finding.
+        """
+        comparison = self.compare(sent)
+        for _ in range(PLAYS - 1):
+            if not _only_triton_hung(comparison):
+                break
+            comparison = self.compare(sent)
+        return self.judge(comparison, *rows)
 
     def check_any(self, sent: HttpSent | GrpcSent) -> Comparison:
         """The same answers but for whichever rows."""
@@ -121,3 +131,8 @@ class Differential:
         assert not left, f"not in the table of deviations: {sorted(left)}\n{comparison}"
         self.exercised.update(needed)
         return needed
+
+
+def _only_triton_hung(comparison: Comparison) -> bool:
+    direct, through = (getattr(side, "code", "") for side in (comparison.direct, comparison.through))
+    return direct == "DEADLINE_EXCEEDED" != through
