@@ -381,7 +381,9 @@ async def test_f_a_closed_port_is_the_one_case_in_which_a_replica_is_left(tmp_pa
             replica = (await fleet.replicas())[fake.addresses["grpc"]]
             assert (replica["state"], replica["times_down"]) == ("live", 0)
         assert fleet.gateway.log_text().count(" is down") == 1
-        assert failed < TIMES, "the directory leaves it long before"
+        for protocol in ("http", "grpc"):
+            for _ in range(TIMES):
+                assert (await fleet.call(protocol, "m", fleet.next_id("left"))).ok, "nothing is sent to it any more"
         await a.start()
         await fleet.serving("m", "n")
 
