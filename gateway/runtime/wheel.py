@@ -140,5 +140,6 @@ class TimerWheel:
                 timer.fire()
             except Exception:
                 _log.exception("a timer's callback failed; the other timers of its tick still run")
-        if self._ticks and self._loop_timer is None:
+        # One that fired may have placed another, and so set the loop's timer, past a tick that was there already.
+        if self._ticks and (self._loop_timer is None or self._ticks[0] < self._loop_tick):
             self._arm(self._ticks[0])

@@ -82,6 +82,15 @@ async def test_a_scope_that_was_left_is_freed_without_the_garbage_collector() ->
         gc.enable()
 
 
+async def test_a_timer_that_places_another_while_it_fires_does_not_delay_those_between() -> None:
+    wheel, between = TimerWheel(SystemClock()), asyncio.Event()
+    wheel.call_later(0.01, lambda: wheel.call_later(60.0, lambda: None))
+    wheel.call_later(0.05, between.set)
+    async with asyncio.timeout(10):
+        await between.wait()
+    wheel.close()
+
+
 async def test_the_inner_of_two_scopes_fires_alone() -> None:
     clock = SystemClock()
     wheel = TimerWheel(clock)
