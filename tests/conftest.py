@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from deploy.local import LocalFleet, free_ports
 from tests.support import grpc_edge as grpc_edges
-from tests.support.gateway_process import MODEL_POLICIES, GatewayProcess, write_policies
+from tests.support.gateway_process import MODEL_POLICIES, PATIENCE, GatewayProcess, write_policies
 
 # A change must not fail for what another run's dice found: CI draws the same examples each time, people draw new ones.
 settings.register_profile("ci", derandomize=True)
@@ -70,10 +70,10 @@ def stateful_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFl
 
 STREAMING = ("streamer", "accumulator", "accel", "identity")
 STREAMING_POLICIES = {
-    "streamer": {"objective": {"p99_ms": 1000}, "admission": {"slots_per_replica": 32}},
-    "accumulator": {"objective": {"p99_ms": 1000}},
-    "accel": {"objective": {"p99_ms": 1000}},
-    "identity": {"objective": {"p99_ms": 200}},
+    "streamer": {"objective": {"p99_ms": 1000}, "admission": {"slots_per_replica": 32}, "deadline": PATIENCE},
+    "accumulator": {"objective": {"p99_ms": 1000}, "deadline": PATIENCE},
+    "accel": {"objective": {"p99_ms": 1000}, "deadline": PATIENCE},
+    "identity": {"objective": {"p99_ms": 200}, "deadline": PATIENCE},
 }
 
 
@@ -99,7 +99,7 @@ def streaming_gateway(
     directory = tmp_path_factory.mktemp("streaming-gateway")
     listen = write_policies(directory, replicas_of(streaming_fleet), models=STREAMING_POLICIES)
     with GatewayProcess(directory, listen) as process:
-        yield process.wait_ready().wait_models(*STREAMING_POLICIES)
+        yield process.wait_ready().wait_warmed(*STREAMING_POLICIES)
         assert process.stop() == 0, process.log_text()
 
 
@@ -139,7 +139,7 @@ def gateway(fleet: LocalFleet, tmp_path_factory: pytest.TempPathFactory) -> Iter
     directory = tmp_path_factory.mktemp("gateway")
     listen = write_policies(directory, replicas_of(fleet))
     with GatewayProcess(directory, listen) as process:
-        yield process.wait_ready().wait_models(*MODEL_POLICIES)
+        yield process.wait_ready().wait_warmed(*MODEL_POLICIES)
         assert process.stop() == 0, process.log_text()
 
 

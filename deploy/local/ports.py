@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -45,17 +47,43 @@ def is_free(port: int) -> bool:
     return True
 
 
-def free_ports(servers: int) -> list[Ports]:
-    """Ports for so many servers that are free now.
+_claims: dict[int, int] = {}
+"""The ports that this process has claimed, each with the file by which it has."""
 
-    The search begins at a place that depends on this process, far from that of one with the next number: what is found
-    is taken only when its server has started, and test processes that share a run must not find the same meanwhile.
+
+def claim(port: int) -> bool:
+    """Whether the port is from now on this process's own, until it ends: no other process of this user that asks here
+    gets it, and no other part of this one. That somebody listens on it is another matter (`is_free`).
+
+    A port is found before its server listens, seconds later, and processes that share a machine must not find the same
+    meanwhile. The claim is a lock on the byte of a file that has the port's number, which the kernel lets go.
+    """
+    if port in _claims:
+        return False
+    # One file for all ports, opened once: a process that closes any descriptor of it loses all its locks.
+    fd = next(iter(_claims.values()), -1)
+    if fd < 0:
+        fd = os.open(os.path.join(tempfile.gettempdir(), f"sluice-ports-{os.getuid()}"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except (BlockingIOError, PermissionError):  # either may say that another process has it
+        if fd not in _claims.values():
+            os.close(fd)
+        return False
+    _claims[port] = fd
+    return True
+
+
+def free_ports(servers: int) -> list[Ports]:
+    """Ports for so many servers that are free now, and that nobody else is given (`claim`).
+
+    The search begins at a place that depends on this process, far from that of one with the next number.
     """
     span = (_SEARCH_TO - _SEARCH_FROM) // STRIDE
     found: list[Ports] = []
     for step in range(span):
         ports = Ports.numbered((os.getpid() * 487 + step) % span, _SEARCH_FROM)
-        if all(is_free(port) for port in ports):
+        if all(is_free(port) and claim(port) for port in ports):
             found.append(ports)
             if len(found) == servers:
                 return found

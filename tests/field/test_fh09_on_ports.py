@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fake_fleet import Traffic, fleet_of, until_async
+from tests.support.fake_fleet import PATIENT, Traffic, fleet_of, until_async
 from tests.support.fake_triton import FakeModel, FakeTriton
 
 LIMIT_S = 120
 M1, M2, M3 = FakeModel("m1"), FakeModel("m2"), FakeModel("m3")
-ROOMY = {"admission": {"slots_per_replica": 32}}
-"""So that a test which stands still for a moment fills no queue."""
+ROOMY = {"admission": {"slots_per_replica": 32, "queue_max": 4096}}
+"""So that neither a test nor a gateway which stands still for a moment fills a queue."""
+SELDOM = {**PATIENT, "interval_ms": 1000}
+"""Between two probes there are surely answers, even on a busy machine."""
 
 
 async def test_a_a_model_that_is_not_ready_on_a_ready_server_is_called_elsewhere_only(tmp_path: Path) -> None:
@@ -94,12 +96,12 @@ async def test_the_last_replica_is_kept_while_requests_on_it_succeed(tmp_path: P
     async with (
         asyncio.timeout(LIMIT_S),
         FakeTriton(M1) as a,
-        fleet_of(tmp_path, [a], {"m1": ROOMY}) as fleet,
+        fleet_of(tmp_path, [a], {"m1": ROOMY}, pool={"health": SELDOM}) as fleet,
     ):
         async with Traffic(fleet, "m1") as load:
             a.unready.add("m1")
             asked = a.asked["ModelReady"]
-            while a.asked["ModelReady"] < asked + 8:
+            while a.asked["ModelReady"] < asked + 6:
                 await asyncio.sleep(0.05)
             assert not await fleet.ready("m1"), "a last resort is not what it calls ready (e)"
             assert await fleet.takers("m1") == {a.addresses["grpc"]}

@@ -28,8 +28,8 @@ from tests.support.resolving_gateway import answer, lookups
 LIMIT_S = 300
 NAME = "pool.test"
 M, MANY, OTHER = FakeModel("m"), FakeModel("many", decoupled=True), FakeModel("other")
-ROOMY: dict[str, Any] = {"admission": {"slots_per_replica": 32}}
-"""So that a test which stands still for a moment fills no queue."""
+ROOMY: dict[str, Any] = {"admission": {"slots_per_replica": 32, "queue_max": 4096}}
+"""So that neither a test nor a gateway which stands still for a moment fills a queue."""
 refreshes = pytest.mark.parametrize("refresh_s", [0.5, pytest.param(2.0, marks=pytest.mark.field)])
 
 
@@ -79,7 +79,7 @@ async def test_1_an_added_address_gets_its_share_and_no_call_fails(refresh_s: fl
     async with asyncio.timeout(LIMIT_S), running(3, M) as fakes:
         async with before(tmp_path, fakes, fakes[:2], refresh_s, "m") as fleet, Traffic(fleet, "m") as load:
             resolve(tmp_path, *fakes)
-            await until(lambda: bool(fakes[2].requests("load")), "the new one is called", 5)
+            await until(lambda: bool(fakes[2].requests("load")), "the new one is called")
             for fake in fakes:
                 fake.seen.clear()
             await until(lambda: sum(len(fake.requests("load")) for fake in fakes) > 300, "300 calls more")
@@ -109,7 +109,8 @@ async def test_2_a_whole_new_list_gets_all_new_calls_and_streams_on_the_old_one_
                 async def only_new() -> bool:
                     return set(await fleet.replicas()) == {d.addresses["grpc"], e.addresses["grpc"]}
 
-                await until_async(only_new, "the old addresses are gone", 5)
+                await until_async(only_new, "the old addresses are gone")
+                await load.those_out()  # one of them may have been sent just before
                 a.seen.clear()
                 b.seen.clear()
                 d.seen.clear()
@@ -164,11 +165,10 @@ async def test_3_a_whole_new_list_when_the_old_ones_are_dead_costs_calls_inside_
                 await a.stop()
                 await b.stop()
                 await fleet.serving("m", fakes=[d, e])
-                failed = len(load.failed)
-                good = load.good
+                begun, good = load.begun, load.good
                 await until(lambda: load.good > good + 200, "200 good calls more")
             # Those that were out when the new ones came in may still be told of the old ones' end.
-            assert len(load.failed) <= failed + 10
+            assert not [number for number in load.failed_numbers if number > begun]
             assert {told.reason for told in load.failed} <= {"upstream_lost", "no_replica", "upstream_broken"}
             assert set(await fleet.replicas()) == {d.addresses["grpc"], e.addresses["grpc"]}
 

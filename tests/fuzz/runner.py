@@ -75,6 +75,7 @@ def fuzz(
             f"-rss_limit_mb={MEMORY_MIB_MAX}",
             f"-artifact_prefix={crashes}/",
             *("-len_control=0", "-print_final_stats=1", "-use_value_profile=1"),
+            "-reload=0",  # or it reads its corpus again each second, and a slow machine tries other inputs
         ]
         log, code = _run(command, show)
     outcome = Outcome(log=[line for line in log if not line.startswith(_NOISE)])

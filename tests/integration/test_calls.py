@@ -76,7 +76,8 @@ async def test_work_of_callers_who_left_is_cancelled_in_tritons_queue(
 ) -> None:
     server = bounded_fleet["triton-0"]
     before = triton_counts(server)
-    blocker = asyncio.create_task(asyncio.to_thread(post, bounded, "accel", accel(3000.0)))
+    # Shorter than the 5 s that this Triton lets a call wait: what ends the others must be their callers' leaving.
+    blocker = asyncio.create_task(asyncio.to_thread(post, bounded, "accel", accel(4000.0)))
     await until_in_flight(bounded, 1)
     if how == "http":
         await leave_over_http(bounded, 12)
@@ -101,7 +102,7 @@ async def until_in_flight(gateway: GatewayProcess, count: int) -> None:
         return sum(row["in_flight"] for row in rows.values())
 
     await asyncio.to_thread(wait_until, lambda: out() == count)
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.4)
 
 
 async def leave_over_http(gateway: GatewayProcess, count: int) -> None:
@@ -138,9 +139,9 @@ def test_a_deadline_is_kept_and_its_work_cancelled(bounded: GatewayProcess, boun
     before = triton_counts(server)
 
     async def many() -> list[tuple[int, dict[str, str], Any]]:
-        blocker = asyncio.create_task(asyncio.to_thread(post, bounded, "accel", accel(2000.0)))
+        blocker = asyncio.create_task(asyncio.to_thread(post, bounded, "accel", accel(4000.0)))
         await until_in_flight(bounded, 1)
-        header = {"x-request-timeout-ms": "300"}
+        header = {"x-request-timeout-ms": "500"}
         short = [asyncio.to_thread(post, bounded, "accel", accel(1.0), header) for _ in range(5)]
         return [*await asyncio.gather(*short), await blocker]
 
@@ -148,19 +149,25 @@ def test_a_deadline_is_kept_and_its_work_cancelled(bounded: GatewayProcess, boun
     assert blocker[0] == 200
     for status, headers, body in short:
         assert (status, headers["x-sluice-reason"]) == (504, "deadline")
-        assert "300 ms" in body["error"] or "deadline" in body["error"]
+        assert "500 ms" in body["error"] or "deadline" in body["error"]
     wait_until(lambda: triton_counts(server)["canceled"] - before["canceled"] >= 4)
     wait_until(lambda: len([r for r in bounded.records() if r["outcome"] == "expired"]) == 5)
 
 
-def test_a_full_waiting_place_refuses_at_once_with_a_hint(bounded: GatewayProcess) -> None:
+async def test_a_full_waiting_place_refuses_at_once_with_a_hint(bounded: GatewayProcess) -> None:
+    # Nothing of the others ends before this one does, however long it takes until they are all there.
+    blocker = asyncio.create_task(asyncio.to_thread(post, bounded, "accel", accel(3000.0)))
+    await until_in_flight(bounded, 1)
     with ThreadPoolExecutor(64) as threads:
-        results = list(threads.map(lambda _: post(bounded, "accel", accel(200.0)), range(64)))
+        send = [
+            asyncio.get_running_loop().run_in_executor(threads, post, bounded, "accel", accel(1.0)) for _ in range(64)
+        ]
+        results = [await blocker, *await asyncio.gather(*send)]
     refused = [(headers, body) for status, headers, body in results if status == 503]
-    assert refused, "20 slots and 4 places cannot take 64 calls at once"
+    assert refused, "20 slots and 4 places cannot take 65 calls at once"
     assert all(headers["x-sluice-reason"] == "queue_full" for headers, _ in refused)
     assert all(int(headers["retry-after"]) >= 1 for headers, _ in refused)
-    assert len([status for status, _, _ in results if status == 200]) == 64 - len(refused)
+    assert len([status for status, _, _ in results if status == 200]) == 65 - len(refused)
 
 
 def test_three_things_that_look_alike_get_three_answers(gateway: GatewayProcess) -> None:
@@ -188,7 +195,10 @@ def keyed(fleet: LocalFleet, tmp_path: Path) -> Iterator[GatewayProcess]:
     identity = {"identity": {"mode": "api_key", "keys_file": "keys.yaml", "refresh_s": 0.2}}
     listen = write_policies(tmp_path, replicas_of(fleet), fleet=identity)
     with GatewayProcess(tmp_path, listen) as gateway:
-        yield gateway.wait_ready()
+        gateway.wait_ready()  # which it is with any model
+        with_key = {"x-api-key": "all"}
+        wait_until(lambda: gateway.get("http", "/v2/models/accel/ready", with_key)[0] == 200)
+        yield gateway
         assert gateway.stop() == 0, gateway.log_text()
 
 
@@ -221,15 +231,15 @@ def test_keys_open_what_they_may_and_changes_are_taken_up(keyed: GatewayProcess)
     (keyed.directory / "keys.yaml").write_text("- tenant: broken")
     wait_until(lambda: "cannot be used" in keyed.log_text())
     assert status("new") == 200, "the keys of before stay in force"
-    tenants = {record["tenant"] for record in keyed.records() if record["status"] == "OK"}
-    assert tenants == {"tenant-all", "tenant-some", "tenant-new"}
+    expected = {"tenant-all", "tenant-some", "tenant-new"}
+    wait_until(lambda: {record["tenant"] for record in keyed.records() if record["status"] == "OK"} == expected)
     assert not any("Bearer" in line or '"all"' in line for line in keyed.log_text().splitlines())
 
 
 def test_every_call_leaves_exactly_one_record(fleet: LocalFleet, tmp_path: Path) -> None:
     listen = write_policies(tmp_path, replicas_of(fleet))
     with GatewayProcess(tmp_path, listen) as gateway:
-        gateway.wait_ready()
+        gateway.wait_ready().wait_models("accel")
         sent = []
         for number in range(60):
             request_id = f"call-{number}"
@@ -240,7 +250,7 @@ def test_every_call_leaves_exactly_one_record(fleet: LocalFleet, tmp_path: Path)
             elif number % 6 == 1:
                 post(gateway, "accel", {"inputs": [{"name": "work", "datatype": "FP32", "shape": [1, 1]}]}, headers)
             elif number % 6 == 2:
-                post(gateway, "accel", accel(1.0), {**headers, "x-request-timeout-ms": "1"})
+                post(gateway, "accel", accel(200.0), {**headers, "x-request-timeout-ms": "1"})
             elif number % 6 == 3:
                 post(gateway, "accel/versions/9", accel(1.0), headers)
             else:
@@ -258,12 +268,13 @@ def test_every_call_leaves_exactly_one_record(fleet: LocalFleet, tmp_path: Path)
 
 
 def test_a_replica_that_dies_takes_no_more_calls_and_comes_back(breakable_fleet: LocalFleet, tmp_path: Path) -> None:
-    listen = write_policies(tmp_path, replicas_of(breakable_fleet), models={"accel": MODEL_POLICIES["accel"]})
+    models = {"accel": MODEL_POLICIES["accel"]}
+    listen = write_policies(tmp_path, replicas_of(breakable_fleet), models=models)
     with GatewayProcess(tmp_path, listen) as gateway:
         gateway.wait_ready()
         wait_until(lambda: ready_replicas(gateway) == 2)
         breakable_fleet["triton-1"].kill()
-        wait_until(lambda: ready_replicas(gateway) == 1, 10)
+        wait_until(lambda: ready_replicas(gateway) == 1)
         assert {post(gateway, "accel", accel(1.0))[0] for _ in range(20)} == {200}
         assert gateway.get("http", "/v2/health/ready")[0] == 200
         breakable_fleet["triton-1"].start()
@@ -282,7 +293,7 @@ def test_a_frozen_replica_is_found_and_left_out(breakable_fleet: LocalFleet, tmp
         gateway.wait_ready()
         wait_until(lambda: ready_replicas(gateway) == 2)
         breakable_fleet["triton-0"].freeze()
-        wait_until(lambda: ready_replicas(gateway) == 1, 10)
+        wait_until(lambda: ready_replicas(gateway) == 1)
         assert {post(gateway, "accel", accel(1.0))[0] for _ in range(20)} == {200}
         breakable_fleet["triton-0"].thaw()
         wait_until(lambda: ready_replicas(gateway) == 2, 30)
@@ -355,9 +366,13 @@ def raw_post(gateway: GatewayProcess, body: bytes, headers: dict[str, str]) -> b
 
 
 def test_the_connections_to_the_replicas_are_on_the_metrics_page(gateway: GatewayProcess, fleet: LocalFleet) -> None:
-    page = gateway.get("metrics", "/metrics")[1].decode()
     pattern = r'^sluice_upstream_(connections|connects_total)\{pool="cpu",replica="([^"]+)"\} ([0-9.e+]+)$'
-    found = {(name, replica): float(value) for name, replica, value in re.findall(pattern, page, re.MULTILINE)}
-    replicas = {replica for _, replica in found}
-    assert len(replicas) == len(list(fleet))
-    assert all(value >= 1 for value in found.values()), found
+
+    def all_connected() -> bool:
+        page = gateway.get("metrics", "/metrics")[1].decode()
+        found = {(name, replica): float(value) for name, replica, value in re.findall(pattern, page, re.MULTILINE)}
+        assert len({replica for _, replica in found}) == len(list(fleet))
+        return len(found) == 2 * len(list(fleet)) and all(value >= 1 for value in found.values())
+
+    # Tests before this one end servers of this fleet and start them again.
+    wait_until(all_connected)

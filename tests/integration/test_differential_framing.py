@@ -109,7 +109,7 @@ def test_deviation_framing(differential: Differential, case: str) -> None:
 
 
 def test_deviation_framing_an_empty_line_before_a_request(differential: Differential) -> None:
-    differential.talk(b"\r\n" + post(HOST, LENGTH), "framing", wait_s=0.5)
+    differential.talk(b"\r\n" + post(HOST, LENGTH), "framing", direct_wait_s=0.5)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
@@ -142,7 +142,7 @@ def test_what_is_pipelined_behind_inferences_is_answered(differential: Different
 
 def test_deviation_pipelining(differential: Differential) -> None:
     for first in (get(), get("/nosuch"), get("/v2/models/identity")):
-        found = differential.talk(first + post(HOST, LENGTH), "pipelining", count=2, wait_s=0.5)
+        found = differential.talk(first + post(HOST, LENGTH), "pipelining", count=2, direct_wait_s=0.5)
         assert found[1].through.status == 200
 
 
@@ -155,7 +155,7 @@ def test_expectations_are_granted_before_the_body(differential: Differential) ->
 def test_a_client_that_closes_its_half(differential: Differential) -> None:
     slow = {
         "inputs": [{"name": "work", "datatype": "FP32", "shape": [1, 1], "data": [1]}],
-        "parameters": {"straggle_ms": 200},
+        "parameters": {"straggle_ms": 1000},
     }
     differential.talk(infer(slow, model="accel").data, "half-close", half_close=True)
     differential.talk(get(), half_close=True)

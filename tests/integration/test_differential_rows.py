@@ -69,7 +69,7 @@ SENT: dict[str, list[Sent]] = {
     "statistics": [request("/v2/models/stats"), unary("ModelStatistics", b"")],
     "too-large": [],
     "http-deadline": [
-        infer({"inputs": [WORK], "parameters": {"straggle_ms": 300}}, model="accel", headers=[("x-request-timeout-ms",
+        infer({"inputs": [WORK], "parameters": {"straggle_ms": 1000}}, model="accel", headers=[("x-request-timeout-ms",
         "50")]),
         infer(BODY, headers=[("x-request-timeout-ms", "soon")]),
     ],
@@ -112,10 +112,12 @@ TALKED: dict[str, Callable[[Differential], list[Comparison]]] = {
         b"GET /v2/health/live HTTP/1.1\r\nHost: differential\r\n\r\n" + HEAD + b"\r\n" + BODY,
         "pipelining",
         count=2,
-        wait_s=0.5,
+        direct_wait_s=0.5,
     ),
     "half-close": lambda pair: pair.talk(
-        infer({"inputs": [WORK], "parameters": {"straggle_ms": 300}}, model="accel").data, "half-close", half_close=True
+        infer({"inputs": [WORK], "parameters": {"straggle_ms": 1000}}, model="accel").data,
+        "half-close",
+        half_close=True,
     ),
 }
 ALWAYS: dict[str, list[Sent]] = {

@@ -298,21 +298,28 @@ async def test_a_full_queue_and_a_wait_that_was_too_long_are_overload(server: Tr
             row = row_for(fault, Outcome.OVERLOAD, Reason.UPSTREAM_QUEUE_FULL)
             assert row.as_code is Code.RESOURCE_EXHAUSTED
         await running
-        running = asyncio.ensure_future(client.infer(request("accel", straggle_ms=2500), (), 20.0))
-        await _until_executing(client)
-        # A first call may be taken into the next batch at once; what comes behind it waits in the queue.
-        waiting = [asyncio.ensure_future(client.infer(request("accel", timeout=100_000), (), 20.0)) for _ in range(3)]
-        results = await asyncio.gather(*waiting, return_exceptions=True)
-        late = [each for each in results if isinstance(each, UpstreamFault) and "timeout" in each.text]
+        late: list[UpstreamFault] = []
+        for _ in range(5):  # on a busy machine they may come when nothing runs any more
+            running = asyncio.ensure_future(client.infer(request("accel", straggle_ms=2500), (), 20.0))
+            await _until_executing(client)
+            # A first call may be taken into the next batch at once; what comes behind it waits in the queue.
+            calls = [asyncio.ensure_future(client.infer(request("accel", timeout=100_000), (), 20.0)) for _ in range(3)]
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            await running
+            late = [each for each in results if isinstance(each, UpstreamFault) and "timeout" in each.text]
+            if late:
+                break
         assert late, results
         for fault in late:
             row = row_for(fault, Outcome.OVERLOAD, Reason.UPSTREAM_QUEUE_TIMEOUT)
             assert row.as_code is Code.DEADLINE_EXCEEDED
-        await running
 
 
 async def _until_executing(client: ReplicaClient) -> None:
-    """Wait until the server has nothing waiting and something running: seen by its own count of waiting requests."""
+    """Wait until the server has nothing waiting and something running: seen by its own count of waiting requests, once
+    it has answered something else that was asked over the same connection behind the call.
+    """
+    await client.server_live(20.0)
     await asyncio.sleep(0.3)
     while _metric(await client.scrape(5.0), "nv_inference_pending_request_count"):
         await asyncio.sleep(0.05)
@@ -320,6 +327,18 @@ async def _until_executing(client: ReplicaClient) -> None:
 
 def _metric(page: str, name: str, model: str = "accel") -> float:
     return sum(each.value for each in samples(page) if each.name == name and each.labels["model"] == model)
+
+
+async def _counted(client: ReplicaClient) -> str:
+    """The page of metrics once it stands still: an answer may come before it is counted."""
+    page, before = await client.scrape(5.0), ""
+    while (_metric(page, "nv_inference_count"), _cancelled(page)) != (
+        _metric(before, "nv_inference_count"),
+        _cancelled(before),
+    ):
+        await asyncio.sleep(0.1)
+        page, before = await client.scrape(5.0), page
+    return page
 
 
 def _cancelled(page: str) -> float:
@@ -330,7 +349,7 @@ def _cancelled(page: str) -> float:
 @pytest.mark.usefixtures("either")
 async def test_a_server_that_stops_says_so_and_finishes_what_runs(breakable: TritonServer) -> None:
     async with client_of(breakable) as client:
-        running = asyncio.ensure_future(client.infer(request("accel", straggle_ms=2000), (), 20.0))
+        running = asyncio.ensure_future(client.infer(request("accel", straggle_ms=4500), (), 20.0))
         await _until_executing(client)
         assert breakable.run is not None
         breakable.run.server.signal(signal.SIGTERM, group=False)
@@ -385,12 +404,12 @@ def test_every_text_in_the_table_was_provoked_above_or_is_of_a_newer_server() ->
 @pytest.mark.usefixtures("either")
 async def test_a_cancelled_call_leaves_tritons_queue_and_never_runs(server: TritonServer) -> None:
     async with client_of(server) as client:
-        before = await client.scrape(5.0)
-        running = asyncio.ensure_future(client.infer(request("accel", straggle_ms=1500), (), 20.0))
+        before = await _counted(client)
+        running = asyncio.ensure_future(client.infer(request("accel", straggle_ms=4000), (), 20.0))
         await _until_executing(client)
         queued = [asyncio.ensure_future(client.infer(request("accel"), (), 20.0)) for _ in range(2)]
         page = await client.scrape(5.0)
-        deadline_s = time.monotonic() + 1.0
+        deadline_s = time.monotonic() + 2.0
         while not _metric(page, "nv_inference_pending_request_count") and time.monotonic() < deadline_s:
             page = await client.scrape(5.0)
         for task in queued:
@@ -406,9 +425,11 @@ async def test_a_cancelled_call_leaves_tritons_queue_and_never_runs(server: Trit
             )  # The batcher looks for cancelled calls when it wakes: every 500 ms at the latest.
             after = await client.scrape(5.0)
         await client.infer(request("accel"), (), 20.0)
-        after = await client.scrape(5.0)
-        cancelled = _cancelled(after) - _cancelled(before)
-        ran = _metric(after, "nv_inference_count") - _metric(before, "nv_inference_count")
+        cancelled = ran = 0.0
+        while ran + cancelled < 4:  # an answer may come before it is counted
+            after = await client.scrape(5.0)
+            cancelled = _cancelled(after) - _cancelled(before)
+            ran = _metric(after, "nv_inference_count") - _metric(before, "nv_inference_count")
         assert cancelled >= 1, "at least one of them was still in the queue"
         assert ran + cancelled == 4, "what was cancelled did not run"
 
@@ -454,14 +475,19 @@ class House:
 
 
 @asynccontextmanager
-async def house_before(server: TritonServer, *others: TritonServer, interval_ms: int = 500) -> AsyncIterator[House]:
+async def house_before(
+    server: TritonServer, *others: TritonServer, interval_ms: int = 500, timeout_ms: int = 3000
+) -> AsyncIterator[House]:
+    """`timeout_ms` is that of probes: with so long a one no server that is busy for a moment is taken for down."""
     where = endpoints(server)
     static = tuple(
         StaticReplica(grpc=each.grpc, http=each.http, metrics=each.metrics)
         for each in map(endpoints, (server, *others))
     )
     pool = Pool(
-        replicas=Replicas(static=static), health=Health(interval_ms=interval_ms), scrape=Scrape(interval_ms=300)
+        replicas=Replicas(static=static),
+        health=Health(interval_ms=interval_ms, timeout_ms=timeout_ms),
+        scrape=Scrape(interval_ms=300),
     )
     models = {
         name: ModelPolicy(model=name, pool="cpu", objective=Objective(p99_ms=100), ladder="none", impact="no answer")
@@ -538,7 +564,7 @@ async def test_a_killed_server_is_down_and_starts_its_phases_anew(breakable: Tri
         with pytest.raises(GatewayError) as caught:
             await out
         assert caught.value.reason is Reason.UPSTREAM_LOST
-        await house.until(lambda: house.state is ReplicaState.DOWN, 5.0)
+        await house.until(lambda: house.state is ReplicaState.DOWN)
         assert not house.serves("accel")
         await asyncio.to_thread(breakable.start)
         await house.until(lambda: house.serves("accel") and house.serves("moods"), 30.0)
@@ -551,36 +577,38 @@ async def test_a_killed_server_is_down_and_starts_its_phases_anew(breakable: Tri
 
 @pytest.mark.usefixtures("either")
 async def test_a_frozen_server_is_down_by_unanswered_liveness_calls_and_comes_back(breakable: TritonServer) -> None:
-    async with house_before(breakable) as house:
+    async with house_before(breakable, timeout_ms=500) as house:
         await asyncio.to_thread(breakable.freeze)
-        await house.until(lambda: house.state is ReplicaState.DOWN, 5.0)
+        await house.until(lambda: house.state is ReplicaState.DOWN)
         assert house.replica is not None
         assert "liveness: DEADLINE_EXCEEDED" in house.replica.last_error
         await asyncio.to_thread(breakable.thaw)
-        await house.until(lambda: house.serves("accel"), 10.0)
+        await house.until(lambda: house.serves("accel"))
 
 
 async def test_a_stopping_server_gets_no_new_calls_and_keeps_those_it_has(breakable: TritonServer) -> None:
     async with house_before(breakable) as house:
-        out = asyncio.ensure_future(house.transport.send(house.call("accel", straggle_ms=3000)))
+        out = asyncio.ensure_future(house.transport.send(house.call("accel", straggle_ms=6000)))
         await asyncio.sleep(0.3)
+        async with client_of(breakable) as client:
+            await _until_executing(client)
         assert breakable.run is not None
         breakable.run.server.signal(signal.SIGTERM, group=False)
-        await house.until(lambda: house.state is ReplicaState.DOWN, 5.0)
+        await house.until(lambda: house.state is ReplicaState.DOWN)
         assert not out.done()
         await out
 
 
-async def test_loads_and_unloads_are_seen_within_an_interval(breakable: TritonServer, repository: Path) -> None:
+async def test_loads_and_unloads_are_seen(breakable: TritonServer, repository: Path) -> None:
     async with house_before(breakable) as house:
         assert house.catalogue.model_ready("moods", "")
         assert await asyncio.to_thread(control, breakable, "moods", "unload") == 200
-        await house.until(lambda: not house.serves("moods"), 5.0)
+        await house.until(lambda: not house.serves("moods"))
         assert house.serves("accel")
         assert not house.catalogue.model_ready("moods", "1")
         set_versions(repository, "1, 2")
         assert await asyncio.to_thread(control, breakable, "moods", "load") == 200
-        await house.until(lambda: house.serves("moods", "1") and house.serves("moods", "2"), 5.0)
+        await house.until(lambda: house.serves("moods", "1") and house.serves("moods", "2"))
         metadata = pb.ModelMetadataResponse.FromString(house.catalogue.model_metadata("moods", ""))
         assert list(metadata.versions) == ["1", "2"]
 

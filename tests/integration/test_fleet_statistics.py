@@ -38,7 +38,7 @@ def single(fleet: LocalFleet, tmp_path_factory: pytest.TempPathFactory) -> Itera
     directory = tmp_path_factory.mktemp("single")
     listen = write_policies(directory, replicas_of(fleet)[:1])
     with GatewayProcess(directory, listen) as process:
-        yield process.wait_ready()
+        yield process.wait_ready().wait_warmed(*MODELS)
         assert process.stop() == 0, process.log_text()
 
 
@@ -46,16 +46,27 @@ def single(fleet: LocalFleet, tmp_path_factory: pytest.TempPathFactory) -> Itera
 async def clients(
     request: pytest.FixtureRequest, fleet: LocalFleet, gateway: GatewayProcess, single: GatewayProcess
 ) -> AsyncIterator[dict[str, Client]]:
-    """One flavour of tritonclient to each server, to both gateways."""
+    """One flavour of tritonclient to each server, to both gateways; nobody calls the servers any more."""
+    gateway.wait_warmed(*MODELS)  # a test before may have broken a server of the shared fleet
     flavour = request.param
     port = "http_address" if "http" in flavour else "grpc_address"
     addresses = {name: getattr(fleet[name].spec, port) for name in ("triton-0", "triton-1")}
     for name, process in (("gateway", gateway), ("single", single)):
         addresses[name] = process.http if "http" in flavour else process.grpc
     opened = {name: Client(flavour, address) for name, address in addresses.items()}
+    await nothing_is_counted_any_more(opened["triton-0"], opened["triton-1"])
     yield opened
     for client in opened.values():
         await client.close()
+
+
+async def nothing_is_counted_any_more(*servers: Client) -> None:
+    """An answer may come before it is counted: wait until the counts stand still."""
+    before: list[Any] = []
+    async with asyncio.timeout(60):
+        while before != (now := [rows(await each.call("get_inference_statistics")) for each in servers]):
+            before = now
+            await asyncio.sleep(0.1)
 
 
 def everything(answer: Any) -> list[Any]:
@@ -137,6 +148,7 @@ async def test_calls_through_the_gateway_are_counted_once(clients: dict[str, Cli
     before = rows(await through.call("get_inference_statistics", "fraud", "2"))["fraud", "2"]
     for _ in range(12):
         await through.call("infer", "fraud", [through.tensor("features", FEATURES, "FP32")], model_version="2")
+    await nothing_is_counted_any_more(clients["triton-0"], clients["triton-1"])
     after = rows(await through.call("get_inference_statistics", "fraud", "2"))["fraud", "2"]
     assert after["inference_count"] - before["inference_count"] == 12 * len(FEATURES)
     success = [row["inference_stats"]["success"]["count"] for row in (before, after)]
@@ -231,12 +243,13 @@ async def test_a_frozen_replica_counts_with_its_last_word(
     directory = tmp_path_factory.mktemp("frozen")
     listen = write_policies(directory, replicas_of(breakable_fleet))
     with GatewayProcess(directory, listen) as process:
-        process.wait_ready()
+        process.wait_ready().wait_warmed(*MODELS)
         client = Client("grpc.aio", process.grpc)
         try:
             key = ("fraud", "2")
             for _ in range(10):
                 await client.call("infer", "fraud", [client.tensor("features", FEATURES, "FP32")], model_version="2")
+            await nothing_is_counted_any_more(client)
             before = rows(await client.call("get_inference_statistics"))
             breakable_fleet["triton-1"].freeze()
             for _ in range(3):

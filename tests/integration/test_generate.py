@@ -231,7 +231,9 @@ def test_an_event_is_passed_on_when_it_comes_and_a_client_that_leaves_ends_the_m
         client.sendall(_request("generate_stream", body))
         received = b""
         while received.count(b"data: ") < 3:
-            received += client.recv(65536)
+            piece = client.recv(65536)
+            assert piece, f"the gateway ended the connection behind {received!r}"
+            received += piece
     end = log_line(server, "endless", "end")
     assert end["outcome"] == "cancelled"
     assert end["sent"] < 1000
@@ -253,7 +255,7 @@ def test_a_deadline_that_passes_during_a_stream_is_its_last_event(
     server: TritonServer, gateway: GatewayProcess
 ) -> None:
     body = {"text_input": "x", "id": "late", "max_tokens": 100_000, "delay_ms": 20}
-    deadline = {"x-request-timeout-ms": "1500"}
+    deadline = {"x-request-timeout-ms": "3000"}
     status, _, answer = post(gateway.http, path_of("streamer", "generate_stream"), body, deadline)
     assert status == 200
     *tokens, last = events(answer)
@@ -317,7 +319,7 @@ def test_a_gateway_that_is_told_to_stop_finishes_its_streams(
     server: TritonServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with started(server, tmp_path_factory.mktemp("generate-drain")) as process:
-        process.wait_ready()
+        process.wait_ready().wait_models("streamer")
         body = json.dumps({"text_input": "x", "max_tokens": 20, "delay_ms": 100}).encode()
         with socket.create_connection(process.http.split(":"), timeout=WAIT_S) as client:  # type: ignore[arg-type]
             client.sendall(_request("generate_stream", body))

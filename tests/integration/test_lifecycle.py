@@ -47,7 +47,7 @@ def infer(gateway: GatewayProcess, work: float, request_id: str = "") -> tuple[i
 
 def test_sigterm_lets_the_call_in_flight_finish_and_exits_0(own_gateway: GatewayProcess) -> None:
     results: list[tuple[int, dict[str, str], bytes]] = []
-    caller = threading.Thread(target=lambda: results.append(infer(own_gateway, 2000.0, "in-flight")))
+    caller = threading.Thread(target=lambda: results.append(infer(own_gateway, 5000.0, "in-flight")))
     caller.start()
     wait_until(lambda: in_flight(own_gateway) == 1)
     own_gateway.signal(signal.SIGTERM)
@@ -59,7 +59,7 @@ def test_sigterm_lets_the_call_in_flight_finish_and_exits_0(own_gateway: Gateway
 
 
 def test_between_the_signal_and_the_end_calls_are_still_served(fleet: LocalFleet, tmp_path: Path) -> None:
-    drain = {"drain": {"announce_s": 3, "finish_s": 10}}
+    drain = {"drain": {"announce_s": 6, "finish_s": 10}}
     listen = write_policies(tmp_path, replicas_of(fleet), models=ACCEL, fleet={"gateway": drain})
     with GatewayProcess(tmp_path, listen) as gateway:
         gateway.wait_ready()
@@ -137,6 +137,7 @@ def test_nothing_is_left_after_sigkill_of_the_gateway_and_the_next_one_starts(
 
 def test_open_descriptors_and_tasks_do_not_grow_with_connections_that_come_and_go(own_gateway: GatewayProcess) -> None:
     infer(own_gateway, 1.0)
+    wait_until(lambda: own_gateway.records())  # from now on their file is open
     before = len(os.listdir(f"/proc/{own_gateway.process.pid}/fd"))
     host, _, port = own_gateway.http.rpartition(":")
     for _ in range(300):

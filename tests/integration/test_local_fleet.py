@@ -36,6 +36,9 @@ from deploy.local.repository import build_repository
 Infer = Callable[..., Any]
 Inputs = Sequence[tuple[str, np.ndarray[Any, Any], str]]
 
+TURNS = 5
+"""Of what is only seen to have gone as it was meant when it is over: so often it is tried on a busy machine."""
+
 
 def _caller(server: TritonServer, protocol: str) -> Infer:
     """A function (model, inputs, **options) -> InferResult that calls one server directly."""
@@ -219,7 +222,7 @@ def test_identity_keeps_the_bits_of_bf16(fleet: LocalFleet, name: str, shape: li
 def test_accel_executes_waiting_calls_as_one_batch_and_logs_each(fleet: LocalFleet) -> None:
     server = fleet["triton-0"]
     infer = _caller(server, "grpc")
-    for turn in range(5):
+    for turn in range(TURNS):
         with ThreadPoolExecutor(9) as pool:
             # The first holds the only instance, so that the others meet in the queue.
             held = {"straggle_ms": 1500}
@@ -231,7 +234,7 @@ def test_accel_executes_waiting_calls_as_one_batch_and_logs_each(fleet: LocalFle
         if holder not in executions:
             break  # on a busy machine the holder may come late and share the others' batch: then it held nothing
     else:
-        raise AssertionError("in five turns the holder was never alone")
+        raise AssertionError(f"in {TURNS} turns the holder was never alone")
     assert len(set(executions)) < 8
     logged = {line["id"]: line for line in _executions(server)}
     calls = [logged[f"call-{turn}-{n}"] for n in range(8)]
@@ -256,23 +259,30 @@ def test_accel_fails_on_command_and_then_goes_on(fleet: LocalFleet, protocol: st
 
 def test_a_cancelled_call_ends_its_execution_early_if_it_asks_for_that(fleet: LocalFleet) -> None:
     server = fleet["triton-0"]
-    with triton_grpc.InferenceServerClient(server.spec.grpc_address) as client:
-        tensor = triton_grpc.InferInput("work", [1, 1], "FP32")
-        tensor.set_data_from_numpy(np.ones((1, 1), dtype=np.float32))
-        call = client.async_infer(
-            "accel",
-            [tensor],
-            callback=lambda result, error: None,
-            request_id="cancelled",
-            parameters={"straggle_ms": 30_000, "poll_cancel_ms": 10},
-        )
-        time.sleep(0.5)  # nothing outside Triton shows that an execution has begun
-        call.cancel()
-    # The next call is served after the cancelled one has left the only instance.
-    _caller(server, "grpc")("accel", _work(), request_id="after")
-    logged = {line["id"]: line for line in _executions(server)}
-    assert logged["cancelled"]["outcome"] == "cancelled"
-    assert logged["after"]["start_s"] >= logged["cancelled"]["end_s"]
+    for turn in range(TURNS):
+        name, after = f"cancelled-{turn}", f"after-{turn}"
+        with triton_grpc.InferenceServerClient(server.spec.grpc_address) as client:
+            tensor = triton_grpc.InferInput("work", [1, 1], "FP32")
+            tensor.set_data_from_numpy(np.ones((1, 1), dtype=np.float32))
+            call = client.async_infer(
+                "accel",
+                [tensor],
+                callback=lambda result, error: None,
+                request_id=name,
+                parameters={"straggle_ms": 30_000, "poll_cancel_ms": 10},
+            )
+            time.sleep(0.5)  # nothing outside Triton shows that an execution has begun
+            call.cancel()
+        # The next call is served after the cancelled one has left the only instance.
+        _caller(server, "grpc")("accel", _work(), request_id=after)
+        logged = {line["id"]: line for line in _executions(server)}
+        if name in logged:
+            break  # on a busy machine it may be cancelled before its execution has begun
+    else:
+        raise AssertionError(f"in {TURNS} turns no execution had begun after half a second")
+    assert logged[name]["outcome"] == "cancelled"
+    assert logged[name]["end_s"] - logged[name]["start_s"] < 25
+    assert logged[after]["start_s"] >= logged[name]["end_s"]
 
 
 def test_a_frozen_server_keeps_silent_and_answers_after_the_thaw(breakable_fleet: LocalFleet) -> None:
@@ -341,25 +351,31 @@ def test_a_server_whose_stub_has_crashed_is_whole_again_after_a_restart(tmp_path
 def test_the_bounded_configuration_refuses_calls_beyond_its_queue_and_keeps_request_timeouts(
     bounded_fleet: LocalFleet,
 ) -> None:
-    infer = _caller(bounded_fleet["triton-0"], "grpc")
+    server = bounded_fleet["triton-0"]
+    infer = _caller(server, "grpc")
 
-    def call(straggle_ms: int) -> str:
+    def call(straggle_ms: int, request_id: str = "", timeout: int | None = None) -> str:
         try:
-            infer("accel", _work(), parameters={"straggle_ms": straggle_ms})
+            parameters = {"straggle_ms": straggle_ms}
+            infer("accel", _work(), request_id=request_id, parameters=parameters, timeout=timeout)
         except InferenceServerException as error:
             return str(error)
         return "served"
 
-    with ThreadPoolExecutor(100) as pool:
-        holder = pool.submit(call, 2000)
-        time.sleep(0.6)  # nothing outside Triton shows that an execution has begun
-        late = pool.submit(infer, "accel", _work(), timeout=200_000)
-        said = list(pool.map(call, [0] * 79))
-        with pytest.raises(InferenceServerException, match="timeout expired"):
-            late.result()
-    assert holder.result() == "served"
-    refused = [each for each in said if "Exceeds maximum queue size" in each]
-    assert len(refused) >= 10
+    for turn in range(TURNS):
+        with ThreadPoolExecutor(100) as pool:
+            holder = pool.submit(call, 2500, f"holds the queue {turn}")
+            time.sleep(0.8)  # nothing outside Triton shows that an execution has begun
+            late = pool.submit(call, 0, timeout=200_000)
+            said = list(pool.map(call, [0] * 79))
+            told = late.result()
+        assert holder.result() == "served"
+        refused = [each for each in said if "Exceeds maximum queue size" in each]
+        # On a busy machine the others may come when the holder has gone, or before it holds the instance.
+        if len(refused) >= 10 and "timeout expired" in told:
+            break
+    else:
+        raise AssertionError(f"in {TURNS} turns {len(refused)} of {len(said)} calls were refused; the late one: {told}")
     # On a busy machine some wait longer than the queue lets anybody wait.
     overdue = [each for each in said if "timeout expired" in each]
     assert said.count("served") == len(said) - len(refused) - len(overdue) > 0
@@ -382,17 +398,26 @@ def test_in_the_bounded_configuration_a_cancelled_call_that_waits_is_never_execu
                 parameters={"straggle_ms": straggle_ms},
             )
 
-        send("holds the instance", 2500)
-        time.sleep(0.6)  # nothing outside Triton shows that an execution has begun
-        waiting = [send(f"given up {number}", 0) for number in range(20)]
-        time.sleep(0.6)  # nor that it has queued a call
-        for call in waiting:
-            call.cancel()
-        client.infer("accel", [tensor], request_id="the last")
-    executed = [line["id"] for line in _executions(server)]
-    assert "holds the instance" in executed
-    assert "the last" in executed
-    assert not [name for name in executed if name.startswith("given up")]
+        for turn in range(TURNS):
+            holder = f"holds the instance {turn}"
+            send(holder, 3000)
+            time.sleep(0.8)  # nothing outside Triton shows that an execution has begun
+            given_up_s = time.monotonic()
+            waiting = [send(f"given up {turn}.{number}", 0) for number in range(20)]
+            time.sleep(0.6)  # nor that it has queued a call
+            for call in waiting:
+                call.cancel()
+            cancelled_s = time.monotonic()
+            client.infer("accel", [tensor], request_id=f"the last {turn}")
+            executed = {line["id"]: line for line in _executions(server)}
+            # On a busy machine the holder may come late, or be gone before the others are cancelled (which takes a
+            # moment to reach the server).
+            if executed[holder]["start_s"] < given_up_s and cancelled_s + 0.5 < executed[holder]["end_s"]:
+                break
+        else:
+            raise AssertionError(f"in {TURNS} turns the instance was never held all the while")
+    assert f"the last {turn}" in executed
+    assert not [name for name in executed if name.startswith(f"given up {turn}.")]
 
 
 def test_a_server_that_cannot_load_its_model_fails_the_start_with_its_log_and_leaves_nothing(

@@ -256,7 +256,7 @@ def test_after_a_crash_in_the_middle_of_a_stream_that_stream_stays_silent_and_th
         broken = own["triton-0"]
         with triton_grpc.InferenceServerClient(broken.spec.grpc_address) as client:
             stream = Stream(client)
-            stream.ask(b"x", "last words", max_tokens=5, fail_at=2, fail_with="CRASH", delay_ms=300.0)
+            stream.ask(b"x", "last words", max_tokens=5, fail_at=2, fail_with="CRASH", delay_ms=1000.0)
             assert [stream.messages.get(timeout=30)[1] for _ in range(2)] == [0, 1]
             line = wait_for_line(broken, "last words", "end")
             assert (line["outcome"], line["sent"]) == ("crash", 2)

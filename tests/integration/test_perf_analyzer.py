@@ -66,9 +66,10 @@ def test_it_runs_through_sluice_and_reads_the_servers_statistics(
     found = run_perf_analyzer(perf_analyzer, _options(address, protocol), timeout_s=TIMEOUT_S)
     assert found.requests
     assert found.p99_us is not None
-    # By Triton's counts over the whole fleet: what it sent, give or take what was out when a window began or ended.
+    # By Triton's counts over the whole fleet: what it sent, give or take what was out when a window began or ended, and
+    # what was done while the counts were asked for. Half of it would be one replica's, twice as much counted twice.
     assert found.server_inferences is not None
-    assert abs(found.server_inferences - found.requests) <= max(4 * 3 * 2, found.requests * 0.05)
+    assert abs(found.server_inferences - found.requests) <= max(4 * 3 * 2, found.requests * 0.3)
 
 
 @pytest.mark.parametrize("concurrency", [16, 64])

@@ -350,7 +350,8 @@ def log_of(fleet: LocalFleet, request_id: str) -> list[dict[str, Any]]:
     for server in fleet:
         log: Path = server.spec.stream_log
         lines = log.read_text().splitlines() if log.exists() else []
-        found += [entry for entry in map(json.loads, lines) if entry["id"] == request_id]
+        entries = [json.loads(line) for line in lines if line.endswith("}")]  # the last may be half written
+        found += [entry for entry in entries if entry["id"] == request_id]
     return found
 
 
@@ -365,13 +366,17 @@ def wait_for(read: Callable[[], list[Any]]) -> list[Any]:
 def test_the_deadline_of_the_stream_ends_its_calls_on_the_replica(
     streaming_fleet: LocalFleet, streaming_gateway: GatewayProcess
 ) -> None:
-    name = f"expired-{time.monotonic_ns()}"
-    with Stream(streaming_gateway.grpc, stream_timeout=1.0) as stream:
-        stream.send("streamer", tokens(max_tokens=1000, delay_ms=20), request_id=name)
-        last: Message = ()
-        while not last or last[0] != "error":
-            last = stream.take(1)[0]
-    assert last[1] in ("StatusCode.DEADLINE_EXCEEDED", None)
+    for timeout_s in (1.0, 5.0, 15.0):
+        name = f"expired-{time.monotonic_ns()}"
+        with Stream(streaming_gateway.grpc, stream_timeout=timeout_s) as stream:
+            stream.send("streamer", tokens(max_tokens=1000, delay_ms=20), request_id=name)
+            messages = [stream.take(1)[0]]
+            while messages[-1][0] != "error":
+                messages += stream.take(1)
+        assert messages[-1][1] in ("StatusCode.DEADLINE_EXCEEDED", None)
+        if len(messages) > 1:
+            break
+        # On a busy machine the deadline may pass before the model has begun, which leaves nothing to end.
     ends = wait_for(lambda: [line for line in log_of(streaming_fleet, name) if line["event"] == "end"])
     assert ends[0]["outcome"] == "cancelled"
 
@@ -407,11 +412,7 @@ def test_a_replica_that_dies_fails_its_calls_in_place_and_the_next_goes_to_anoth
         with Stream(gateway.grpc) as stream:
             stream.send("streamer", tokens(max_tokens=1000, delay_ms=50), request_id="doomed")
             stream.take(2)
-            running = next(
-                server
-                for server in fleet
-                if any('"doomed"' in line for line in server.spec.stream_log.read_text().splitlines()[-1:])
-            )
+            running = next(server for server in fleet if '"doomed"' in server.spec.stream_log.read_text())
             running.kill()
             last: Message = ()
             while not last or last[0] != "error":

@@ -80,9 +80,7 @@ class Place:
         """A client certificate and its key."""
         return self.ca.pair(name, **names).write(self.directory, f"client-{name or 'nameless'}")
 
-    def policies(
-        self, replicas: list[dict[str, str]], client_certificate: str, *, pool: dict[str, Any] | None = None
-    ) -> dict[str, str]:
+    def policies(self, replicas: list[dict[str, str]], client_certificate: str) -> dict[str, str]:
         identity = {
             "mode": "any",
             "refresh_s": REFRESH_S,
@@ -99,14 +97,14 @@ class Place:
         }
         if client_certificate != "none":
             identity["mtls"] = {"subjects_file": "subjects.yaml"}
-        listen = write_policies(self.directory, replicas, models=ACCEL, fleet={"identity": identity}, pool=pool or {})
+        listen = write_policies(self.directory, replicas, models=ACCEL, fleet={"identity": identity})
         file = self.directory / "fleet.yaml"
         document = json.loads(file.read_text())
         document["gateway"]["listen"]["tls"] = {
             "certificate_file": "server.pem",
             "key_file": "server.key",
             "refresh_s": REFRESH_S,
-            "handshake_timeout_ms": 2000,
+            "handshake_timeout_ms": 5000,
             "client_certificate": client_certificate,
             **({} if client_certificate == "none" else {"client_ca_file": "ca.pem"}),
         }
@@ -188,6 +186,14 @@ def tenants(gateway: GatewayProcess) -> set[str]:
     return {record["tenant"] for record in gateway.records() if record["status"] == "OK"}
 
 
+def served(gateway: GatewayProcess, place: Place, pair: tuple[Path, Path] | None = None) -> GatewayProcess:
+    """Wait until accel is: the gateway says that it is ready as soon as any model is."""
+    gateway.wait_ready()
+    with Caller(gateway, place, "http", pair) as caller:
+        wait_until(lambda: caller.status({"x-api-key": KEY}) == "OK")
+    return gateway
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(tmp_path_factory.mktemp("tls"))
@@ -198,7 +204,7 @@ def gateway(fleet: LocalFleet, place: Place) -> Iterator[GatewayProcess]:
     """A gateway that takes every kind of credentials over TLS; client certificates are optional."""
     listen = place.policies(replicas_of(fleet), "optional")
     with GatewayProcess(place.directory, listen) as process:
-        yield process.wait_ready()
+        yield served(process, place)
         assert process.stop() == 0, process.log_text()
         text = process.log_text()
         assert "Traceback" not in text
@@ -377,9 +383,12 @@ def bad_files(gateway: GatewayProcess, place: Place, last: Pair) -> None:
 
 def test_strangers_on_the_tls_ports_are_sent_away_and_fill_no_log(gateway: GatewayProcess, place: Place) -> None:
     before = len(gateway.log.read_bytes())
+    addresses = {}
     for port in ("http", "grpc"):
         host, _, number = gateway.listen[port].rpartition(":")
-        address = (host, int(number))
+        addresses[port] = (host, int(number))
+    silent = [socket.create_connection(address, timeout=20) for address in addresses.values()]
+    for port, address in addresses.items():
         for first in (
             b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -391,8 +400,6 @@ def test_strangers_on_the_tls_ports_are_sent_away_and_fill_no_log(gateway: Gatew
                     stranger.sendall(first)
                     while stranger.recv(65536):
                         pass
-        with closing(socket.create_connection(address, timeout=20)) as silent:
-            assert silent.recv(1) == b"", "a handshake that does not begin is ended"
         half = socket.create_connection(address, timeout=20)
         half.sendall(b"\x16\x03\x01")
         half.shutdown(socket.SHUT_WR)
@@ -400,6 +407,9 @@ def test_strangers_on_the_tls_ports_are_sent_away_and_fill_no_log(gateway: Gatew
         half.close()
         with Caller(gateway, place, port) as caller:
             assert caller.status({"x-api-key": KEY}) == "OK"
+    for each in silent:
+        with closing(each):
+            assert each.recv(1) == b"", "a handshake that does not begin is ended"
     assert len(gateway.log.read_bytes()) - before < 4000
     for kind in ("tls_plaintext", "tls_handshake", "tls_slow"):
         wait_until(lambda kind=kind: f'kind="{kind}"' in gateway.get("metrics", "/metrics")[1].decode())  # type: ignore[misc]
@@ -411,7 +421,7 @@ def strict(fleet: LocalFleet, tmp_path: Path) -> Iterator[tuple[GatewayProcess, 
     place = Place(tmp_path)
     listen = place.policies(replicas_of(fleet), "required")
     with GatewayProcess(tmp_path, listen, ["--loop", "asyncio"]) as process:
-        yield process.wait_ready(), place
+        yield served(process, place, place.client("first")), place
         assert process.stop() == 0, process.log_text()
         assert "Traceback" not in process.log_text()
 

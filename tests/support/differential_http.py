@@ -51,6 +51,11 @@ class HttpAnswer:
         return frozenset(name for name, _ in self.headers)
 
     @property
+    def says_close(self) -> bool:
+        """It announces the end of the connection."""
+        return (self.header("connection") or "").lower() == "close"
+
+    @property
     def reason(self) -> str:
         """Why the gateway refused it, in its own word; "" if it did not, or if this is Triton."""
         return self.header("x-sluice-reason") or ""
@@ -131,31 +136,40 @@ class HttpSide:
             answer = self._read(connection, sent.method)
         except (BrokenPipeError, ConnectionResetError):
             answer = NO_ANSWER
-        if answer.ended or (answer.header("connection") or "").lower() == "close" or self._held:
+        if answer.ended or answer.says_close or self._held:
             self.close()
         return answer
 
     def talk(
-        self, data: bytes, count: int = 1, *, head: bool = False, half_close: bool = False, wait_s: float = WAIT_S
+        self,
+        data: bytes,
+        count: int = 1,
+        *,
+        head: bool = False,
+        half_close: bool = False,
+        last_wait_s: float = WAIT_S,
+        ends: bool = False,
     ) -> list[HttpAnswer]:
-        """All answers to `data` on a connection of its own: `count` of them (`SILENCE` from where one did not come
-        within `wait_s`), and whether the server then ends the connection by itself is seen in the last one, within
-        `QUIET_S`. `head`: to a HEAD, so without a body.
+        """All answers to `data` on a connection of its own: `count` of them (`SILENCE` from where one did not come in
+        time, for the last one within `last_wait_s`). In the last one is seen whether the server then ends the
+        connection by itself: at once, or in `WAIT_S` where it has announced that, or has to (the client has closed its
+        half), or is expected to (`ends`). `head`: to a HEAD, so without a body.
         """
         self.close()
         answers: list[HttpAnswer] = []
         with self._connect() as connection:
-            connection.settimeout(wait_s)
             try:
                 connection.sendall(data)
                 if half_close:
                     connection.shutdown(socket.SHUT_WR)
-                for _ in range(count):
+                for left in reversed(range(count)):
+                    connection.settimeout(WAIT_S if left else last_wait_s)
                     answers.append(self._read(connection, "HEAD" if head else ""))
                     if answers[-1].ended:
                         break
                 else:
-                    answers[-1] = self._seen_to_end(connection, answers[-1])
+                    patient = ends or half_close or answers[-1].says_close
+                    answers[-1] = self._seen_to_end(connection, answers[-1], WAIT_S if patient else QUIET_S)
             except (BrokenPipeError, ConnectionResetError):
                 answers.append(NO_ANSWER)
             except TimeoutError:
@@ -163,8 +177,8 @@ class HttpSide:
         self._held.clear()
         return answers
 
-    def _seen_to_end(self, connection: socket.socket, last: HttpAnswer) -> HttpAnswer:
-        connection.settimeout(QUIET_S)
+    def _seen_to_end(self, connection: socket.socket, last: HttpAnswer, wait_s: float) -> HttpAnswer:
+        connection.settimeout(wait_s)
         try:
             more = connection.recv(1 << 16)
         except TimeoutError:
@@ -242,7 +256,7 @@ class HttpSide:
 
 
 QUIET_S = 0.05
-"""So long a connection must stay open to count as kept."""
+"""So long a connection must stay open to count as kept, where nothing says that it will be ended."""
 
 
 def infer_target(model: str = "identity", version: str = "") -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -200,17 +199,23 @@ class Traffic(SteadyCalls):
         super().__init__(every_s)
         self.good = 0
         self.failed: list[Told] = []
+        self.begun = 0
+        """Calls begun so far."""
+        self.failed_numbers: list[int] = []
+        """Of the calls that failed, which they were: 1 is the first that was begun."""
         self._fleet = fleet
         self._model = model
-        self._numbers = itertools.count(1)
 
     async def _one(self) -> None:
-        protocol = "grpc" if next(self._numbers) % 10 else "http"
+        self.begun += 1
+        number = self.begun
+        protocol = "grpc" if number % 10 else "http"
         told = await self._fleet.call(protocol, self._model, self._fleet.next_id(f"load-{self._model}"))
         if told.ok:
             self.good += 1
         else:
             self.failed.append(told)
+            self.failed_numbers.append(number)
 
 
 @asynccontextmanager

@@ -20,11 +20,16 @@ ROOT = Path(__file__).resolve().parents[2]
 READY_S = 60.0
 PORTS = ("http", "grpc", "metrics", "admin")
 
+PATIENCE: Mapping[str, int] = {"default_ms": 20_000}
+"""The deadline of calls that name none: a machine that stands still for a moment must fail none of them."""
+PROBES: Mapping[str, int] = {"interval_ms": 300, "timeout_ms": 2000}
+"""A server that is busy for a moment must not be taken for one that is down."""
+
 MODEL_POLICIES: Mapping[str, Mapping[str, Any]] = {
-    "fraud": {"objective": {"p99_ms": 200}, "versions": ["1", "2"], "split": {"2": 100}},
-    "fraud-lite": {"objective": {"p99_ms": 200}},
-    "identity": {"objective": {"p99_ms": 200}},
-    "accel": {"objective": {"p99_ms": 1000}},
+    "fraud": {"objective": {"p99_ms": 200}, "deadline": PATIENCE, "versions": ["1", "2"], "split": {"2": 100}},
+    "fraud-lite": {"objective": {"p99_ms": 200}, "deadline": PATIENCE},
+    "identity": {"objective": {"p99_ms": 200}, "deadline": PATIENCE},
+    "accel": {"objective": {"p99_ms": 1000}, "deadline": PATIENCE},
 }
 
 
@@ -46,7 +51,7 @@ def write_policies(
         **more.pop("gateway", {}),
     }
     document = {
-        "pools": {"cpu": {"replicas": {"static": list(replicas)}, "health": {"interval_ms": 300}, **(pool or {})}},
+        "pools": {"cpu": {"replicas": {"static": list(replicas)}, "health": PROBES, **(pool or {})}},
         "gateway": gateway,
         "records": {"dir": "records"},
         **more,
@@ -125,14 +130,33 @@ class GatewayProcess:
                 time.sleep(0.05)
         return self
 
+    def wait_warmed(self, *names: str, timeout_s: float = READY_S) -> GatewayProcess:
+        """Wait until every replica has been warmed for every version of these models: ready they are when one is. From
+        then on the gateway makes no calls of its own.
+        """
+        end_s = time.monotonic() + timeout_s
+        token = (self.directory / "state" / "admin-token").read_text().strip()
+        while True:
+            status, body = self.get("admin", "/v1/fleet", {"authorization": f"Bearer {token}"})
+            assert status == 200
+            replicas = [each for pool in json.loads(body)["pools"].values() for each in pool["replicas"]]
+            if all(_warmed(replica, names) for replica in replicas):
+                return self
+            assert time.monotonic() < end_s, f"not all is warmed within {timeout_s} s: {replicas}"
+            time.sleep(0.05)
+
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")[-20_000:]
 
     def records(self) -> list[dict[str, Any]]:
-        """All prediction records written so far, without the lines that count drops."""
+        """All prediction records written so far, without the lines that count drops. What a running gateway is writing
+        just now may be seen by halves: such a line is left for the next look.
+        """
         found = []
+        running = self.process.poll() is None
         for file in sorted((self.directory / "records").glob("*.jsonl")):
-            for line in file.read_bytes().splitlines():
+            data = file.read_bytes()
+            for line in (data[: data.rfind(b"\n") + 1] if running else data).splitlines():
                 record = json.loads(line)
                 if "request_id" in record:
                     found.append(record)
@@ -163,3 +187,9 @@ class GatewayProcess:
 
     def __exit__(self, *exception: object) -> None:
         self.kill()
+
+
+def _warmed(replica: Mapping[str, Any], names: Sequence[str]) -> bool:
+    """Whether it is live and has all of these models in service, in every version that it has."""
+    states = {name: {each["state"] for each in replica["models"] if each["model"] == name} for name in names}
+    return replica["state"] == "live" and all(found == {"warmed"} for found in states.values())

@@ -22,6 +22,10 @@ class SteadyCalls(ABC):
         self._running.cancel()
         await asyncio.gather(self._running, *self._out, return_exceptions=True)
 
+    async def those_out(self) -> None:
+        """Wait until all calls have ended that are out now."""
+        await asyncio.gather(*self._out, return_exceptions=True)
+
     async def _run(self) -> None:
         while True:
             task = asyncio.ensure_future(self._one())
