@@ -19,7 +19,12 @@ NUMBERS, TEXTS = STATEFUL
 """`accumulator-text` takes ids of both types, and tells what it saw as text."""
 LARGE = 9007199254740992
 """From here on not every whole number is a double."""
-POLICY = {"objective": {"p99_ms": 2000}, "admission": {"queue_max": 1000}}
+POLICY = {
+    "objective": {"p99_ms": 2000},
+    "deadline": {"default_ms": 60_000, "max_ms": 60_000},
+    "admission": {"queue_max": 1000},
+}
+"""The last of two hundred sequences waits for most of the others, on a busy machine for half a minute."""
 
 
 @pytest.fixture(scope="module")

@@ -205,7 +205,7 @@ def recorded(gateway: GatewayProcess, request_id: str, count: int) -> Counter[st
         found = Counter(each["status"] for each in gateway.records() if each["request_id"] == request_id)
         return found.total() >= count
 
-    wait_until(enough, what=f"not {count} records of {request_id}")
+    wait_until(enough, TIMEOUT_S, f"not {count} records of {request_id}")
     return found
 
 

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2 as pb
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 UNARY = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
