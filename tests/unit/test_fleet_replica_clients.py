@@ -305,9 +305,8 @@ async def test_a_replica_that_comes_back_is_reached_within_two_seconds(clients: 
                 break
             except UpstreamFault:
                 await asyncio.sleep(0.05)
-            waited_s += min(
-                loop.time() - turn_s, 0.6
-            )  # a machine that stands still for longer is not the client's doing
+            # A machine that stands still for longer is not the client's doing.
+            waited_s += min(loop.time() - turn_s, 0.6)
             assert waited_s < 2.5
         server.close()
 
