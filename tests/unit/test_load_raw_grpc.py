@@ -100,7 +100,7 @@ async def test_a_silent_server_is_given_up_and_the_connection_goes_on() -> None:
     before_s = asyncio.get_running_loop().time()
     connection.send(Calls(1, 100).next(), ended.set_result)
     await asyncio.sleep(0.05)
-    connection.check(before_s)
+    connection.check(before_s + 1.0)  # its deadline and what is allowed beyond it are not over
     assert not ended.done()
     connection.check(asyncio.get_running_loop().time() + 2)
     assert await ended == NO_ANSWER
