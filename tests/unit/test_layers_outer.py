@@ -221,7 +221,7 @@ async def test_what_is_below_is_cancelled_when_the_deadline_passes() -> None:
         clock.advance(0.005)
         wheel.turn()
     with pytest.raises(GatewayError, match="30 ms passed before the call was sent") as refused:
-        await task
+        await asyncio.wait_for(task, 20)
     assert refused.value.reason is Reason.DEADLINE
     assert arrival.cancelled
     assert len(wheel) == 0
@@ -241,7 +241,7 @@ async def test_the_upload_counts_against_the_deadline() -> None:
     clock.advance(0.1)
     wheel.turn()
     with pytest.raises(GatewayError, match="before the request body had arrived"):
-        await task
+        await asyncio.wait_for(task, 20)
 
 
 async def test_a_cancellation_from_outside_is_not_mistaken_for_the_deadline() -> None:
