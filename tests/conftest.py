@@ -10,16 +10,17 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from deploy.local import LocalFleet, free_ports
 from tests.support import grpc_edge as grpc_edges
 from tests.support.gateway_process import MODEL_POLICIES, PATIENCE, GatewayProcess, write_policies
 
+# An example has no time limit: on a busy machine a test is stopped for longer than any limit that would show something.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # A change must not fail for what another run's dice found: CI draws the same examples each time, people draw new ones.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+settings.register_profile("ci", settings.get_profile("busy"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "busy")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

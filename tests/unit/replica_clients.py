@@ -13,7 +13,9 @@ from gateway.core.faults import UpstreamFault
 from tests.support.replica_clients import connector_of
 from tests.unit.fleet_peer import Act, Listener, Peer, listening
 
-LIMIT_S = 20
+LIMIT_S = 60
+CONNECT_MS = 10_000
+"""For one attempt to connect: a second, as the gateway has it, is no more than what a busy machine may lose at once."""
 
 
 class Clients:
@@ -24,6 +26,8 @@ class Clients:
         self.ours = transport == "http2"
 
     def connect(self, endpoints: Endpoints, **options: int) -> ReplicaClient:
+        if self.ours:
+            options = {"connect_timeout_ms": CONNECT_MS} | options
         return connector_of(self.transport, None, **options).connect(endpoints)
 
     @asynccontextmanager
@@ -42,7 +46,7 @@ class Clients:
             yield listener, client
 
     async def fault_of(
-        self, act: Act | None, timeout_s: float = 5.0, raw: Callable[[asyncio.StreamWriter], None] | None = None
+        self, act: Act | None, timeout_s: float = 30.0, raw: Callable[[asyncio.StreamWriter], None] | None = None
     ) -> UpstreamFault:
         """How a call ends that `act` answers."""
         async with listening(act, raw) as listener, self.client_of(listener.port) as client:

@@ -28,6 +28,7 @@ from gateway.observe.metrics import Metrics
 from gateway.runtime.listen import ListenError
 from gateway.runtime.workers import InlineWorkers, ThreadWorkers
 from tests.support.clock import ManualClock
+from tests.support.ports import free_port
 
 TOKEN = "t" * 43
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -324,10 +325,8 @@ async def test_both_ports_open_serve_and_close() -> None:
 
 
 async def test_a_port_in_use_is_named_with_its_key_and_nothing_stays_open() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as probe:
-        port = taken.getsockname()[1]
-        free = probe.getsockname()[1]
-        probe.close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port, free = taken.getsockname()[1], free_port()
         async with asyncio.timeout(30):
             with pytest.raises(ListenError, match=rf"127\.0\.0\.1:{port} .*gateway\.listen\.metrics.*in use"):
                 await open_ports(metrics_address=f"127.0.0.1:{port}")
@@ -353,6 +352,7 @@ async def test_connections_over_the_bound_are_closed_and_old_ones_cut(monkeypatc
             except ConnectionResetError:
                 pass
             writer.close()
+        monkeypatch.setattr(listen, "CONNECTION_AGE_S", 30.0)
         reader, writer = await asyncio.open_connection("127.0.0.1", servers.metrics_port)
         writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 200"), "and there is room again"

@@ -233,7 +233,7 @@ async def test_a_resolver_that_hangs_holds_one_thread_and_not_the_loop(monkeypat
 
     def hang(host: str, *args: object, **kwargs: object) -> list[object]:
         asked.append(host)
-        release.wait(10)
+        release.wait(60)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.1.1.1", 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
@@ -241,11 +241,11 @@ async def test_a_resolver_that_hangs_holds_one_thread_and_not_the_loop(monkeypat
     resolver = SystemResolver(workers)
     source = DnsSource(DnsReplicas(host="slow.test"), resolver, lookup_timeout_s=0.05)
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(40):
             for _ in range(5):
                 turn_s = time.monotonic()
                 await asyncio.sleep(0)
-                assert time.monotonic() - turn_s < 2.0
+                assert time.monotonic() - turn_s < 20.0, "the loop itself waits for the answer, of which there is none"
                 with pytest.raises(OSError, match=r"slow\.test: no answer"):
                     await source.addresses()
             assert asked == ["slow.test"], "later questions wait for the first"

@@ -55,7 +55,7 @@ async def test_a_cancelled_call_leaves_no_memory_behind(transport: str) -> None:
         await server.start()
         closing.push_async_callback(server.stop, None)
         address = f"127.0.0.1:{port}"
-        client = connector_of(transport, None).connect(Endpoints(address, address, address))
+        client = connector_of(transport, None, connect_timeout_ms=10_000).connect(Endpoints(address, address, address))
         closing.push_async_callback(client.aclose)
 
         async def cancelled_calls() -> None:

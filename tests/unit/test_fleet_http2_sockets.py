@@ -58,7 +58,8 @@ class Served:
         server = await loop.create_server(self._connection, self.host, 0, ssl=context)
         port = server.sockets[0].getsockname()[1]
         target = f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
-        made = Http2Connector(Http2Options(), SystemClock(), random.Random(1), pool)
+        # A second for an attempt to connect, as the gateway has it, is what a busy machine may lose at once.
+        made = Http2Connector(Http2Options(connect_timeout_ms=LIMIT_S * 1000), SystemClock(), random.Random(1), pool)
         client = made.connect(Endpoints(target, "127.0.0.1:1"))
         try:
             async with asyncio.timeout(LIMIT_S):

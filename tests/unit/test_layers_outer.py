@@ -28,6 +28,7 @@ from tests.support.calls import make_call
 from tests.support.clock import ManualClock
 from tests.support.fleet import HandFleet, replica
 from tests.support.service import ScriptedService
+from tests.unit.edge_driving import HandWheel, turns
 
 
 class Sink:
@@ -207,26 +208,40 @@ async def test_a_deadline_that_passed_before_anything_ran_is_refused_without_a_s
 
 
 async def test_what_is_below_is_cancelled_when_the_deadline_passes() -> None:
-    clock, inner = SystemClock(), ScriptedService()
-    wheel = TimerWheel(clock)
+    clock, inner = ManualClock(), ScriptedService()
+    wheel = HandWheel(clock)
     call = make_call(arrived_s=clock.now_s(), timeout_s=0.03)
+    task = asyncio.ensure_future(DeadlineLayer(inner, clock, wheel, Rules()).send(call))
+    arrival = await inner.arrivals.get()
+    clock.advance(0.02)
+    wheel.turn()
+    await turns()
+    assert not task.done()
+    while clock.now_s() < call.deadline_s + 0.02:
+        clock.advance(0.005)
+        wheel.turn()
     with pytest.raises(GatewayError, match="30 ms passed before the call was sent") as refused:
-        await DeadlineLayer(inner, clock, wheel, Rules()).send(call)
+        await asyncio.wait_for(task, 20)
     assert refused.value.reason is Reason.DEADLINE
-    assert inner.arrivals.get_nowait().cancelled
-    assert clock.now_s() >= call.deadline_s
+    assert arrival.cancelled
     assert len(wheel) == 0
 
 
 async def test_the_upload_counts_against_the_deadline() -> None:
-    clock = SystemClock()
+    clock, asked = ManualClock(), asyncio.Event()
+    wheel = HandWheel(clock)
 
     async def never() -> None:
+        asked.set()
         await asyncio.Event().wait()
 
     call = make_call(arrived_s=clock.now_s(), timeout_s=0.02, message=None, receive=never)
+    task = asyncio.ensure_future(DeadlineLayer(ScriptedService(), clock, wheel, Rules()).send(call))
+    await asked.wait()
+    clock.advance(0.1)
+    wheel.turn()
     with pytest.raises(GatewayError, match="before the request body had arrived"):
-        await DeadlineLayer(ScriptedService(), clock, TimerWheel(clock), Rules()).send(call)
+        await asyncio.wait_for(task, 20)
 
 
 async def test_a_cancellation_from_outside_is_not_mistaken_for_the_deadline() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deploy.local import LocalFleetError
+from deploy.local.layout import write_atomically
+from load import injector as injecting
 from load.errors import LoadError, UsageError
 from load.fault_schema import (
     FAULT_KINDS,
@@ -227,6 +230,7 @@ def test_a_replica_has_one_outage_at_a_time_and_may_be_slow_meanwhile() -> None:
 
 
 ROUNDING_S = 0.001
+LIMIT_S = 30.0
 
 
 class FakeServer:
@@ -291,14 +295,19 @@ def moment(elapsed_s: float) -> Moment:
     return Moment(elapsed_s, 0, 0, 0, 0, None, None)
 
 
-async def run_for(made: Injector, seconds: float) -> None:
-    """As a run of so many seconds with a short warm-up does it."""
+async def run_until(made: Injector, condition: Callable[[], object]) -> None:
+    """As a run with a short warm-up does it, that lasts until what is expected of its faults has come."""
     made.begin()
     started_s = time.monotonic()
     made.on_second(moment(-0.05))
-    while time.monotonic() < started_s + 0.05 + seconds:
-        await asyncio.sleep(0.01)
-        made.on_second(moment(time.monotonic() - started_s - 0.05))
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+            made.on_second(moment(time.monotonic() - started_s - 0.05))
+
+
+def never() -> bool:
+    return False
 
 
 async def test_faults_begin_and_end_in_their_order_and_their_real_times_are_known(tmp_path: Path) -> None:
@@ -311,7 +320,7 @@ async def test_faults_begin_and_end_in_their_order_and_their_real_times_are_know
         FaultSpec(blackhole=BlackholeFault(at_s=0.2, for_s=0.1, replica=0)),
     ]
     made = injector(faults, servers, {0: hole})
-    await run_for(made, 1.5)
+    await run_until(made, lambda: [span.end_s is not None for span in made.spans] == [True] * 3)
     assert servers[0].done == ["freeze", "thaw"]
     assert servers[1].done == ["kill", "start"]
     assert hole.done == ["begin", "end"]
@@ -324,7 +333,9 @@ async def test_faults_begin_and_end_in_their_order_and_their_real_times_are_know
     await made.finish()
 
 
-async def test_a_fault_from_the_start_is_there_before_the_warm_up_and_gone_after_the_run(tmp_path: Path) -> None:
+async def test_a_fault_from_the_start_is_there_before_the_warm_up_and_gone_after_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = FakeServer(tmp_path)
     made = injector(
         [
@@ -333,15 +344,16 @@ async def test_a_fault_from_the_start_is_there_before_the_warm_up_and_gone_after
         ],
         [server],
     )
-    made.begin()
-    assert server.control == {"slow_factor": 10.0}
-    made.on_second(moment(0.0))
-    seen = [{"slow_factor": 10.0}]
-    while len(seen) < 3:
-        await asyncio.sleep(0.005)
-        if server.control != seen[-1]:
-            seen.append(server.control)
-    assert seen[1:] == [{"slow_factor": 10.0, "straggler_fraction": 0.5, "straggler_factor": 3.0}, seen[0]]
+    seen: list[Any] = []
+
+    def write(path: Path, text: str) -> None:
+        write_atomically(path, text)
+        seen.append(server.control)
+
+    monkeypatch.setattr(injecting, "write_atomically", write)
+    await run_until(made, lambda: len(seen) >= 3)
+    slow = {"slow_factor": 10.0}
+    assert seen == [slow, {"slow_factor": 10.0, "straggler_fraction": 0.5, "straggler_factor": 3.0}, slow]
     await made.finish()
     assert server.control is None
     assert next((span.kind, span.begin_s) for span in made.spans) == ("slow", 0.0)
@@ -358,7 +370,7 @@ async def test_whatever_ends_a_run_thaws_what_is_frozen_and_opens_what_is_cut_of
         servers,
         {1: hole},
     )
-    await run_for(made, 0.3)
+    await run_until(made, lambda: servers[0].done and hole.done)
     assert servers[0].now == "frozen"
     await made.finish()
     assert (servers[0].now, servers[0].done, hole.done) == ("running", ["freeze", "thaw"], ["begin", "end"])
@@ -368,7 +380,7 @@ async def test_whatever_ends_a_run_thaws_what_is_frozen_and_opens_what_is_cut_of
 async def test_a_replica_that_ends_by_itself_is_known_and_one_that_was_killed_is_not_meant(tmp_path: Path) -> None:
     servers = [FakeServer(tmp_path, f"triton-{index}") for index in range(3)]
     made = injector([FaultSpec(kill=KillFault(at_s=0, replica=0))], servers)
-    await run_for(made, 0.3)
+    await run_until(made, lambda: servers[0].done)
     servers[2].now = "stopped"
     await made.finish()
     assert ([server.now for server in servers], made.died) == (["stopped", "running", "stopped"], [2])
@@ -381,7 +393,7 @@ async def test_a_fault_that_cannot_be_made_ends_the_run_with_its_reason(tmp_path
 
     made = injector([FaultSpec(freeze=FreezeFault(at_s=0, for_s=1, replica=0))], [Gone(tmp_path)])
     with pytest.raises(LoadError, match="a fault could not be made: triton-0 is not running"):
-        await run_for(made, 5)
+        await run_until(made, never)
     await made.finish()
 
 
@@ -392,5 +404,5 @@ async def test_a_replica_that_does_not_come_back_is_told(tmp_path: Path) -> None
 
     made = injector([FaultSpec(kill=KillFault(at_s=0, replica=0, restart_after_s=0.1))], [Dead(tmp_path)])
     with pytest.raises(LoadError, match="did not come back"):
-        await run_for(made, 5)
+        await run_until(made, never)
     await made.finish()

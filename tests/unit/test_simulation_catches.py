@@ -328,7 +328,7 @@ def test_a_replay_in_another_process_with_other_string_hashes_gives_the_same_tra
             env={"PYTHONHASHSEED": hash_seed, "PATH": ""},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=True,
         ).stdout
         for hash_seed in ("1", "2")

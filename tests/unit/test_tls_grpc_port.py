@@ -58,7 +58,12 @@ class Port(Protocol):
     """A port with TLS, on either server."""
 
     def __call__(
-        self, source: Callable[[], TlsMaterial], door: Whoever, *, client_certificate: str = "none"
+        self,
+        source: Callable[[], TlsMaterial],
+        door: Whoever,
+        *,
+        client_certificate: str = "none",
+        handshake_timeout_ms: int = 20_000,
     ) -> AbstractAsyncContextManager[str]: ...
 
 
@@ -69,7 +74,12 @@ def port(request: pytest.FixtureRequest) -> Port:
 
 @asynccontextmanager
 async def running_port(
-    source: Callable[[], TlsMaterial], door: Whoever, *, kind: str, client_certificate: str = "none"
+    source: Callable[[], TlsMaterial],
+    door: Whoever,
+    *,
+    kind: str,
+    client_certificate: str = "none",
+    handshake_timeout_ms: int = 20_000,
 ) -> AsyncIterator[str]:
     clock, events = SystemClock(), Events()
     wheel = TimerWheel(clock)
@@ -91,7 +101,7 @@ async def running_port(
             "certificate_file": "c",
             "key_file": "k",
             "client_certificate": client_certificate,
-            "handshake_timeout_ms": 500,
+            "handshake_timeout_ms": handshake_timeout_ms,
         },
         ServerTls,
     )
@@ -181,7 +191,7 @@ async def test_where_no_certificate_is_asked_for_none_is_told(port: Port) -> Non
 
 async def test_a_handshake_that_does_not_begin_is_ended(port: Port) -> None:
     server = CA.server()
-    async with port(lambda: material(server), Whoever()) as address:
+    async with port(lambda: material(server), Whoever(), handshake_timeout_ms=500) as address:
         host, _, number = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(number))
         assert await reader.read() == b""

@@ -23,9 +23,10 @@ from gateway.edge.tls_peers import TransportPeers
 from gateway.policy.schema import HttpLimits
 from gateway.runtime.tls import server_context
 from tests.support.certificates import DAY, Authority, Pair
+from tests.support.clock import ManualClock
 from tests.support.waiting import until
 from tests.unit.edge_clients import WAIT_S, get, infer_body, post, read_answers
-from tests.unit.edge_driving import MIB, Edge, GatedService, ReceivingService, running
+from tests.unit.edge_driving import MIB, Edge, GatedService, ReceivingService, running, turns
 
 CA = Authority()
 SERVER = CA.server()
@@ -246,7 +247,8 @@ test_tls_on_a_plain_port_is_a_malformed_request = on_both_loops(_tls_on_plain)
 
 async def _slow() -> None:
     """Handshakes that do not end take places among the connections, and are ended."""
-    edge = Edge(ReceivingService(), tls=context, handshake_timeout_s=0.3, limits=HttpLimits(connections_max=2))
+    limits = HttpLimits(connections_max=2)
+    edge = Edge(ReceivingService(), tls=context, handshake_timeout_s=0.3, limits=limits, clock=ManualClock())
     async with running(edge) as address:
         silent = await asyncio.open_connection(*address)
         begun = await asyncio.open_connection(*address)
@@ -255,6 +257,10 @@ async def _slow() -> None:
         third = await asyncio.open_connection(*address)
         assert await third[0].read() == b"", "closed at once"
         assert edge.notes.refused == 1
+        edge.advance(0.2)
+        await turns()
+        assert edge.server.statistics(0.0)["handshakes"] == 2
+        edge.advance(0.2)
         assert await silent[0].read() == b""
         assert await begun[0].read() == b""
         assert edge.notes.faults == ["tls_slow", "tls_slow"]
