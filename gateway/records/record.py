@@ -79,18 +79,19 @@ class PredictionRecord:
         self.arrived_s = call.arrived_s
         self.arrived_wall_s = call.arrived_wall_s
         # Texts out of the body may be as long as the body.
-        self.body_id = call.body_id[:TEXT_MAX]
+        body_id, model, version = call.body_id, call.model, call.version
+        self.body_id = body_id if len(body_id) <= TEXT_MAX else body_id[:TEXT_MAX]
         self.deadline_s = call.deadline_s
         self.identity = call.identity
         self.metadata = call.metadata
-        self.model = call.model[:TEXT_MAX]
+        self.model = model if len(model) <= TEXT_MAX else model[:TEXT_MAX]
         self.protocol = call.protocol
         self.request_id = call.request_id
         self.sequence = call.sequence
         self.stream_position = call.stream_position
         self.timeout_s = call.timeout_s
         self.trail = call.trail
-        self.version = call.version[:TEXT_MAX]
+        self.version = version if len(version) <= TEXT_MAX else version[:TEXT_MAX]
         self.outcome = outcome
         self.ended_s = ended_s
         if error is None and outcome is _OK:

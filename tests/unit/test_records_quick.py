@@ -23,8 +23,9 @@ from gateway.records.block import Block, made_together
 from gateway.records.layout import CONSTANT_BYTES_MAX, ENTRIES_MAX, MISSES_MAX
 from gateway.records.log import _TOGETHER, RecordLog
 from gateway.records.memory_store import MemoryStore
+from gateway.records.quick import QUICK_BYTES_MAX, QuickRenderer
 from gateway.records.record import FIXED_BYTES, PredictionRecord, Tensors
-from gateway.records.render import QUICK_BYTES_MAX, Renderer, utc
+from gateway.records.render import Renderer, utc
 from gateway.records.tensors import SUMMED_MAX
 from gateway.runtime.clock import SystemClock
 from gateway.runtime.supervisor import Supervisor
@@ -35,9 +36,9 @@ from tests.unit.records_support import ANSWER, REQUEST, answer, floats, no_space
 SHAPES = {"FP32": "f", "FP64": "d", "INT32": "i", "INT64": "q", "UINT8": "B", "BOOL": "?", "FP16": "e"}
 
 
-def learned(*records: PredictionRecord) -> Renderer:
+def learned(*records: PredictionRecord) -> QuickRenderer:
     """A renderer that has seen each of these twice."""
-    renderer = Renderer()
+    renderer = QuickRenderer()
     for each in records * 2:
         renderer.line(each)
     return renderer
@@ -49,7 +50,7 @@ def shown(line: bytes) -> dict[str, Any]:
 
 
 def test_the_first_line_of_its_kind_is_not_quick_and_the_third_one_is() -> None:
-    renderer = Renderer()
+    renderer = QuickRenderer()
     assert renderer.quick(record()) == b""
     renderer.line(record())
     assert renderer.quick(record()) == b"", "sizes that come once are not worth learning"
@@ -59,7 +60,7 @@ def test_the_first_line_of_its_kind_is_not_quick_and_the_third_one_is() -> None:
 
 def test_a_twin_in_another_thread_knows_the_same_layouts() -> None:
     renderer = Renderer()
-    twin = renderer.twin()
+    twin = QuickRenderer(renderer)
     for _ in range(2):
         renderer.line(record())
     assert twin.quick(record()) == renderer.line(record())
@@ -164,7 +165,7 @@ def test_sizes_without_end_do_not_fill_the_memory() -> None:
     renderer = Renderer()
     for size in range(ENTRIES_MAX + 10):
         renderer.line(record(message=request(("x", "BYTES", (1,), bytes(size)))))
-    assert len(renderer._requests._known) <= ENTRIES_MAX
+    assert len(renderer._requests.known) <= ENTRIES_MAX
 
 
 def test_callers_words_without_end_do_not_fill_the_memory() -> None:
@@ -399,7 +400,7 @@ def plain_text(value: object) -> str:
 def learned_log(store: MemoryStore, **changes: int) -> RecordLog:
     log = RecordLog(RecordsPolicy(**({"flush_interval_ms": 1} | changes)), SystemClock(), InlineWorkers(), store)  # type: ignore[arg-type]
     log._renderer = learned(record())
-    log._quick = log._renderer.twin()
+    log._quick = QuickRenderer(log._renderer)
     return log
 
 
