@@ -198,11 +198,9 @@ class RecordLog:
         self._bytes -= FIXED_BYTES
 
     def _thin(self, record: PredictionRecord) -> None:
-        if record.size_bytes == FIXED_BYTES:
-            return
         if record.size_bytes - FIXED_BYTES > self._body_max:
             why = "too_large"
-        elif self._bytes + record.size_bytes > self._thin_above:
+        elif record.size_bytes > FIXED_BYTES and self._bytes + record.size_bytes > self._thin_above:
             why = "no_room"
         else:
             return
