@@ -15,11 +15,10 @@ import orjson
 from blake3 import blake3
 
 from gateway.core.call import Attempt
-from gateway.core.codes import Code
 from gateway.core.header_names import TRACEPARENT
 from gateway.core.outcome import Outcome
 from gateway.records.layout import Layout
-from gateway.records.record import TEXT_MAX, PredictionRecord
+from gateway.records.record import FIXED_BYTES, TEXT_MAX, PredictionRecord
 from gateway.records.render import DIGEST_BYTES, MEMO_MAX, ROUND, Renderer, encode, like_before, sequence_shown, utc
 
 QUICK_BYTES_MAX = 64 * 1024
@@ -29,7 +28,7 @@ _PLAIN_S = 1e9
 """Times below this are written alike by all encoders."""
 _COUNTS = tuple(b"%d" % count for count in range(4096))
 _THREE_DIGITS = tuple(b"%03d" % number for number in range(1000))
-_OK, _OK_CODE = Outcome.OK, Code.OK
+_OK = Outcome.OK
 _UNARY = b',"outcome":"ok"}],"body_id":"","stream_message":0,"responses":1,"sequence":null,"input":'
 """The members from an attempt's outcome to `input`, of a call that was no part of anything."""
 
@@ -66,7 +65,7 @@ class QuickRenderer(Renderer):
         It is what `line` makes, for less.
         """
         model, message, reply = record.model, record.message, record.reply
-        if record.tensors == "full" or record.input_bytes + record.output_bytes > QUICK_BYTES_MAX:
+        if record.size_bytes > QUICK_BYTES_MAX + FIXED_BYTES or record.tensors == "full":
             return b""
         if message is None or reply is None:
             taken = None if message is None else self._requests.find(model, message)
@@ -96,10 +95,8 @@ class QuickRenderer(Renderer):
         answered_s, timeout_s = trail.answered_s, record.timeout_s
         if not (
             0.0 < arrived_s <= received_s <= routed_s <= admitted_s <= answered_s <= ended_s < _PLAIN_S
-            and record.outcome is _OK
-            and record.code is _OK_CODE
+            and record.plain
             and len(attempts) == 1
-            and not record.impact
         ):
             return self._carefully(record, taken, given)
         attempt = attempts[0]
@@ -116,7 +113,8 @@ class QuickRenderer(Renderer):
             trace = b""
             for name, value in record.metadata:
                 if name == TRACEPARENT:
-                    if len(value) >= 35 and not (trace := value[3:35].encode()).isalnum():
+                    trace = value[3:35].encode()
+                    if len(trace) != 32 or not trace.isalnum():
                         return self._carefully(record, taken, given)
                     break
             key = (

@@ -48,6 +48,7 @@ class PredictionRecord:
         "omitted",
         "outcome",
         "output_bytes",
+        "plain",
         "protocol",
         "reason",
         "reply",
@@ -69,12 +70,12 @@ class PredictionRecord:
         error: GatewayError | None,
         reply: bytes | None,
         ended_s: float,
-        *,
         tensors: Tensors = "summary",
         impact: str = "",
     ) -> None:
         """`reply` is the answer's message, None if there was none. `ended_s` is monotonic seconds. `impact` is what
-        users feel, in the policy's words, where this was not the first rung's answer.
+        users feel, in the policy's words, where this was not the first rung's answer. `plain`: all went well, and there
+        is nothing out of the ordinary to tell.
         """
         self.arrived_s = call.arrived_s
         self.arrived_wall_s = call.arrived_wall_s
@@ -96,7 +97,9 @@ class PredictionRecord:
         self.ended_s = ended_s
         if error is None and outcome is _OK:
             self.code, self.reason, self.text = _OK_CODE, "", ""
+            self.plain = not impact and tensors != "full"
         else:
+            self.plain = False
             self.code, self.reason = ending(call, outcome, error)
             self.text = "" if error is None else error.message[:TEXT_MAX]
         self.tensors = tensors
