@@ -51,7 +51,7 @@ class Numeric(NamedTuple):
     head: str
     shown: orjson.Fragment
     at: int
-    all: Callable[[bytes, int], Numbers] | None
+    every: Callable[[bytes, int], Numbers] | None
     some: Callable[[bytes, int], tuple[Numbers, Numbers]] | None
 
 
@@ -103,8 +103,8 @@ class Layout:
         shown: list[Summed | dict[str, Any]] = []
         for each in self._numeric:
             head = msgspec.Raw(each.head.encode())
-            if each.all is not None:
-                numbers = each.all(message, each.at)
+            if each.every is not None:
+                numbers = each.every(message, each.at)
                 first = numbers[_FEW]
             elif each.some is not None:
                 first, numbers = each.some(message, each.at)
@@ -123,9 +123,9 @@ class Layout:
         if self.shown:
             return self.shown
         shown: list[object] = []
-        for _, head, at, unpack, some in self._numeric:
-            if unpack is not None:
-                numbers = unpack(message, at)
+        for _, head, at, every, some in self._numeric:
+            if every is not None:
+                numbers = every(message, at)
                 first = numbers[_FEW]
             elif some is not None:
                 first, numbers = some(message, at)
@@ -136,7 +136,10 @@ class Layout:
                 continue
             found = plain_figures(numbers)
             if found is None:
-                return _encode(self.tensors(message))
+                if len(numbers) > 1 or not _is_plain(numbers[0]):
+                    return _encode(self.tensors(message))
+                shown.append({"name": head, "first": first})
+                continue
             low, high, mean = found
             if not -_PLAIN < low <= high < _PLAIN:
                 return _encode(self.tensors(message))
