@@ -87,8 +87,8 @@ class _Records:
                 error,
                 answer,
                 now_s,
-                tensors="none" if policy is None else policy.records.tensors,
-                impact="" if policy is None or outcome is Outcome.OK else policy.impact,
+                "none" if policy is None else policy.records.tensors,
+                "" if policy is None or outcome is Outcome.OK else policy.impact,
             )
         except BaseException:
             if isinstance(reservation, Reservation):

@@ -25,6 +25,7 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.observe.table import Reading
 from gateway.records.block import Block, Waiting, made_together, record_count
 from gateway.records.gathering import Gathering
+from gateway.records.quick import QuickRenderer
 from gateway.records.record import FIXED_BYTES, PredictionRecord
 from gateway.records.render import Renderer, dropped_line
 from gateway.records.store import RecordStore, failure_reason
@@ -124,7 +125,7 @@ class RecordLog:
         self._store = store
         self._breathe = breathe
         self._renderer = Renderer()
-        self._quick = self._renderer.twin()
+        self._quick = QuickRenderer(self._renderer)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fresh: list[PredictionRecord] = []
         """The newest ones, behind those of `_queue`."""
@@ -162,10 +163,11 @@ class RecordLog:
             return self._drop("closed")
         if self._waiting + self._reserved >= self._records_max:
             return self._drop("queue_records")
-        if record.size_bytes > FIXED_BYTES:
+        size = record.size_bytes
+        if size > self._body_max or self._bytes + size > self._thin_above:
             self._thin(record)
-        if self._bytes + record.size_bytes > self._bytes_max:
-            return self._drop("queue_bytes")
+            if self._bytes + record.size_bytes > self._bytes_max:
+                return self._drop("queue_bytes")
         return self._keep(record)
 
     def reserve(self) -> Reservation:
@@ -188,8 +190,7 @@ class RecordLog:
         self._unreserve()
         if self._closed:
             return self._drop("closed")
-        if record.size_bytes > FIXED_BYTES:
-            self._thin(record)
+        self._thin(record)
         return self._keep(record)
 
     def _unreserve(self) -> None:
@@ -199,7 +200,7 @@ class RecordLog:
     def _thin(self, record: PredictionRecord) -> None:
         if record.size_bytes - FIXED_BYTES > self._body_max:
             why = "too_large"
-        elif self._bytes + record.size_bytes > self._thin_above:
+        elif record.size_bytes > FIXED_BYTES and self._bytes + record.size_bytes > self._thin_above:
             why = "no_room"
         else:
             return
@@ -218,11 +219,12 @@ class RecordLog:
             self._wake.set()
             return True
         fresh.append(record)
-        if len(fresh) == 1:
+        count = len(fresh)
+        if count == 1:
             self._wake.set()
-        elif len(fresh) == _TOGETHER:
+        elif count == _TOGETHER:
             loop.call_soon(self._render_fresh)
-        if (len(fresh) >= _TOGETHER or record.size_bytes >= _LARGE_BYTES) and self._fills_a_batch():
+        if (count >= _TOGETHER or record.size_bytes >= _LARGE_BYTES) and self._fills_a_batch():
             self._gathering.enough()
         return True
 

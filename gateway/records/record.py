@@ -48,6 +48,7 @@ class PredictionRecord:
         "omitted",
         "outcome",
         "output_bytes",
+        "plain",
         "protocol",
         "reason",
         "reply",
@@ -69,33 +70,36 @@ class PredictionRecord:
         error: GatewayError | None,
         reply: bytes | None,
         ended_s: float,
-        *,
         tensors: Tensors = "summary",
         impact: str = "",
     ) -> None:
         """`reply` is the answer's message, None if there was none. `ended_s` is monotonic seconds. `impact` is what
-        users feel, in the policy's words, where this was not the first rung's answer.
+        users feel, in the policy's words, where this was not the first rung's answer. `plain`: all went well, and there
+        is nothing out of the ordinary to tell.
         """
         self.arrived_s = call.arrived_s
         self.arrived_wall_s = call.arrived_wall_s
         # Texts out of the body may be as long as the body.
-        self.body_id = call.body_id[:TEXT_MAX]
+        body_id, model, version = call.body_id, call.model, call.version
+        self.body_id = body_id if len(body_id) <= TEXT_MAX else body_id[:TEXT_MAX]
         self.deadline_s = call.deadline_s
         self.identity = call.identity
         self.metadata = call.metadata
-        self.model = call.model[:TEXT_MAX]
+        self.model = model if len(model) <= TEXT_MAX else model[:TEXT_MAX]
         self.protocol = call.protocol
         self.request_id = call.request_id
         self.sequence = call.sequence
         self.stream_position = call.stream_position
         self.timeout_s = call.timeout_s
         self.trail = call.trail
-        self.version = call.version[:TEXT_MAX]
+        self.version = version if len(version) <= TEXT_MAX else version[:TEXT_MAX]
         self.outcome = outcome
         self.ended_s = ended_s
         if error is None and outcome is _OK:
             self.code, self.reason, self.text = _OK_CODE, "", ""
+            self.plain = not impact and tensors != "full"
         else:
+            self.plain = False
             self.code, self.reason = ending(call, outcome, error)
             self.text = "" if error is None else error.message[:TEXT_MAX]
         self.tensors = tensors

@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
-import orjson
 from blake3 import blake3
 
 from gateway.core.call import Attempt, SequenceStep, Trail
@@ -39,25 +38,19 @@ from gateway.wire.kserve.protobuf import WireError
 SCHEMA = 1
 LINE_BYTES_MAX = 256 * 1024
 """Bytes of one line, its line break included."""
-QUICK_BYTES_MAX = 64 * 1024
-"""Bodies up to this, both together, take no time worth speaking of: digests of them 10 us."""
 DIGEST_BYTES_MAX = 1024 * 1024
 """Larger bodies have no digest: no call like them is ever sent again, shared or cached, and it costs milliseconds."""
 ATTEMPTS_MAX = 32
 """Attempts shown; `attempt_count` counts all."""
 
 _CODE_NAMES = {int(code): code.name for code in Code}
-_DIGEST_BYTES = 16
+DIGEST_BYTES = 16
 _INFINITY = float("inf")
-_MEMO_MAX = 1024
-_ROUND = 1.5 * 2.0**52
+MEMO_MAX = 1024
+ROUND = 1.5 * 2.0**52
 """A number of microseconds plus this, minus this, is whole: half of the price of `round` or `int`."""
-_PLAIN_S = 1e9
-"""Times below this are written alike by all encoders."""
-_NULL, _NO_TEXT = "null", '""'
 _THREE_DIGITS = tuple(f"{number:03d}" for number in range(1000))
 
-_dumps = orjson.dumps
 _encode = msgspec.json.Encoder().encode
 
 K = TypeVar("K")
@@ -116,116 +109,17 @@ class _Body(msgspec.Struct, gc=False):
 
 class Renderer:
     """Makes lines. Keeps bounded memos of what most lines have in common, so not for two threads at once; but what it
-    learns of layouts a `twin` for another thread knows too.
+    learns of layouts its `twin`, for another thread, knows too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, twin: Renderer | None = None) -> None:
         self._tensors = TensorReader()
-        self._requests = Layouts(REQUEST_RAW, summary=False)
-        self._answers = Layouts(ANSWER_RAW, summary=True)
+        self._requests: Layouts = Layouts(REQUEST_RAW, summary=False) if twin is None else twin._requests
+        self._answers: Layouts = Layouts(ANSWER_RAW, summary=True) if twin is None else twin._answers
         self._common: dict[tuple[object, ...], str] = {}
         self._tried: dict[tuple[str, str], str] = {}
         self._second_s = float("-inf")
         self._second = ""
-
-    def twin(self) -> Renderer:
-        """One for another thread, that uses the same layouts."""
-        twin = Renderer()
-        twin._requests, twin._answers = self._requests, self._answers
-        return twin
-
-    def quick(self, record: PredictionRecord) -> bytes:
-        """The line of a record that takes microseconds: small, and with bodies like those before. b"" for any other.
-
-        It is what `line` makes, for less: the names of the fields stand there as they are written, and what has to be
-        formatted is so in one go.
-        """
-        if record.tensors == "full" or record.input_bytes + record.output_bytes > QUICK_BYTES_MAX:
-            return b""
-        message, reply = record.message, record.reply
-        taken = given = None
-        if message is not None:
-            taken = self._requests.find(record.model, message)
-            if taken is None:
-                return b""
-        if reply is not None:
-            given = self._answers.find(record.model, reply)
-            if given is None:
-                return b""
-        try:
-            return self._assembled(record, taken, given)
-        except orjson.JSONEncodeError:
-            # A text that is not UTF-8.
-            return self.line(record)
-
-    def _assembled(self, record: PredictionRecord, taken: Layout | None, given: Layout | None) -> bytes:
-        trail = record.trail
-        arrived_s, ended_s = record.arrived_s, record.ended_s
-        received_s, routed_s, admitted_s = trail.received_s, trail.routed_s, trail.admitted_s
-        answered_s, attempts, deadline_s = trail.answered_s, trail.attempts, record.deadline_s
-        timeout_s, sequence = record.timeout_s, record.sequence
-        if not (
-            0.0 < arrived_s <= received_s <= routed_s <= admitted_s <= answered_s <= ended_s < deadline_s
-            and len(attempts) == 1
-            and deadline_s - arrived_s < _PLAIN_S
-            and (timeout_s is None or 0.0 <= timeout_s < _PLAIN_S)
-            and not record.text
-        ):
-            return self._carefully(record, taken, given)
-        attempt = attempts[0]
-        outcome, started_s = attempt.outcome, attempt.started_s
-        if outcome is None or attempt.text or not arrived_s <= started_s <= attempt.ended_s <= ended_s:
-            return self._carefully(record, taken, given)
-        (
-            deadline, duration, receive, route, queue, upstream, write, ready, ahead, in_flight, limit, start, lasted,
-            position, responses, input_bytes, output_bytes, timeout, ids,
-        ) = (
-            _dumps(
-                (
-                    ((deadline_s - arrived_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
-                    ((ended_s - arrived_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
-                    ((received_s - arrived_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
-                    ((routed_s - received_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
-                    ((admitted_s - routed_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
-                    ((answered_s - admitted_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
-                    ((ended_s - answered_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
-                    trail.replicas_ready,
-                    trail.queued_ahead,
-                    trail.in_flight_at_admit,
-                    trail.limit_at_admit,
-                    ((started_s - arrived_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
-                    ((attempt.ended_s - started_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
-                    record.stream_position,
-                    trail.responses,
-                    record.input_bytes,
-                    record.output_bytes,
-                    None if timeout_s is None else (timeout_s * 1e6 + _ROUND - _ROUND) / 1000.0,
-                    {"request_id": record.request_id[:TEXT_MAX], "trace_id": trace_id(record.metadata)},
-                )
-            )
-            .decode()
-            .split(",", 18)
-        )  # fmt: skip
-        body_id = record.body_id
-        return (
-            f'{{"schema":1,"time":"{self._time(record.arrived_wall_s)}",{ids[1:-2]},"protocol":'
-            f'{self._who_and_where(record, trail)},"message":"","outcome":"{record.outcome._value_}",'
-            f'"timeout_asked_ms":{timeout},"deadline_ms":{deadline[1:]},"duration_ms":{duration},"stages_ms":{{"receive":'
-            f'{receive},"route":{route},"queue":{queue},"upstream":{upstream},"write":{write}}},"replicas_ready":'
-            f'{ready},"queued_ahead":{ahead},"in_flight_at_admit":{in_flight},"limit_at_admit":{limit},'
-            f'"attempt_count":1,"attempts":[{{"replica":{self._head(attempt)},"start_ms":{start},"duration_ms":{lasted},"outcome":'
-            f'"{outcome._value_}"}}],"body_id":{_dumps(body_id).decode() if body_id else _NO_TEXT},"stream_message":'
-            f'{position},"responses":{responses},"sequence":'
-            f'{_NULL if sequence is None else encode(_sequence(sequence))[:-1].decode()},"input":'
-            f'{_side_of(record.message, taken, input_bytes, record.omitted)},"output":'
-            f"{_side_of(record.reply, given, output_bytes, record.omitted)}}}\n"
-        ).encode()
-
-    def _carefully(self, record: PredictionRecord, taken: Layout | None, given: Layout | None) -> bytes:
-        line = self._fields(record)
-        line.input = _like_before(record.message, taken, record.input_bytes, record.omitted)
-        line.output = _like_before(record.reply, given, record.output_bytes, record.omitted)
-        return encode(line)
 
     def line(self, record: PredictionRecord) -> bytes:
         """The record's line, with its line break. Never raises for what a caller or a replica sent."""
@@ -252,9 +146,9 @@ class Renderer:
             msgspec.Raw(self._who_and_where(record, trail).encode()),
             record.text,
             record.outcome._value_,  # `value` is a property that is written in Python
-            None if timeout_s is None else (timeout_s * 1e6 + _ROUND - _ROUND) / 1000.0,
-            ((deadline_s - arrived_s) * 1e6 + _ROUND - _ROUND) / 1000.0 if deadline_s < _INFINITY else None,
-            ((ended_s - arrived_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
+            None if timeout_s is None else (timeout_s * 1e6 + ROUND - ROUND) / 1000.0,
+            ((deadline_s - arrived_s) * 1e6 + ROUND - ROUND) / 1000.0 if deadline_s < _INFINITY else None,
+            ((ended_s - arrived_s) * 1e6 + ROUND - ROUND) / 1000.0,
             _stages(trail, arrived_s, ended_s),
             trail.replicas_ready,
             trail.queued_ahead,
@@ -265,7 +159,7 @@ class Renderer:
             record.body_id,
             record.stream_position,
             trail.responses,
-            None if sequence is None else _sequence(sequence),
+            None if sequence is None else sequence_shown(sequence),
         )
 
     def _who_and_where(self, record: PredictionRecord, trail: Trail) -> str:
@@ -323,8 +217,8 @@ class Renderer:
     def _attempt(self, attempt: Attempt, arrived_s: float, ended_s: float) -> _Attempt | dict[str, Any]:
         head = msgspec.Raw(self._head(attempt).encode())
         started_s, outcome = attempt.started_s, attempt.outcome
-        start_ms = ((started_s - arrived_s) * 1e6 + _ROUND - _ROUND) / 1000.0
-        duration_ms = (((attempt.ended_s or ended_s) - started_s) * 1e6 + _ROUND - _ROUND) / 1000.0
+        start_ms = ((started_s - arrived_s) * 1e6 + ROUND - ROUND) / 1000.0
+        duration_ms = (((attempt.ended_s or ended_s) - started_s) * 1e6 + ROUND - ROUND) / 1000.0
         told = "out" if outcome is None else outcome._value_
         if not attempt.text:
             return _Attempt(head, start_ms, duration_ms, told)
@@ -334,7 +228,7 @@ class Renderer:
     def _body(self, record: PredictionRecord, model: str, message: bytes | None, size: int, layouts: Layouts) -> object:
         """One side, whatever it is."""
         if message is None:
-            return _like_before(None, None, size, record.omitted)
+            return like_before(None, None, size, record.omitted)
         shown: dict[str, Any] = {"bytes": size}
         if len(message) <= DIGEST_BYTES_MAX:
             shown["digest"] = digest_of(message)
@@ -376,28 +270,21 @@ class Renderer:
         return text
 
 
-def _like_before(message: bytes | None, layout: Layout | None, size: int, omitted: str) -> object:
+def like_before(message: bytes | None, layout: Layout | None, size: int, omitted: str) -> object:
     """One side whose layout is known, or of which nothing is to be shown."""
     if message is not None and layout is not None:
         return _Body(size, digest_of(message), layout.tensors(message))
     return {"bytes": size, "omitted": omitted} if omitted else {"bytes": size}
 
 
-def _side_of(message: bytes | None, layout: Layout | None, size: str, omitted: str) -> str:
-    """The same as finished JSON."""
-    if message is not None and layout is not None:
-        return f'{{"bytes":{size},"digest":"{digest_of(message)}","tensors":{layout.json(message)}}}'
-    return f'{{"bytes":{size},"omitted":"{omitted}"}}' if omitted else f'{{"bytes":{size}}}'
-
-
 def digest_of(message: bytes) -> str:
     """The first 128 bits of BLAKE3, in hex. 1 MiB takes 0.15 ms where BLAKE2b takes 1.3."""
-    return blake3(message).digest(_DIGEST_BYTES).hex()
+    return blake3(message).digest(DIGEST_BYTES).hex()
 
 
 def _spliced(memo: dict[K, str], key: K, shown: dict[str, Any]) -> str:
     """The value of the first of these members, with the others behind it."""
-    if len(memo) >= _MEMO_MAX:
+    if len(memo) >= MEMO_MAX:
         memo.clear()
     first = next(iter(shown))
     found = memo[key] = encode(shown)[len(first) + 4 : -2].decode()
@@ -409,17 +296,17 @@ def _stages(trail: Trail, arrived_s: float, ended_s: float) -> _AllStages | dict
     if 0.0 < arrived_s <= received_s <= routed_s <= admitted_s <= answered_s <= ended_s:
         # All of them, in their order: what `stage_seconds` would say.
         return _AllStages(
-            ((received_s - arrived_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
-            ((routed_s - received_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
-            ((admitted_s - routed_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
-            ((answered_s - admitted_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
-            ((ended_s - answered_s) * 1e6 + _ROUND - _ROUND) / 1000.0,
+            ((received_s - arrived_s) * 1e6 + ROUND - ROUND) / 1000.0,
+            ((routed_s - received_s) * 1e6 + ROUND - ROUND) / 1000.0,
+            ((admitted_s - routed_s) * 1e6 + ROUND - ROUND) / 1000.0,
+            ((answered_s - admitted_s) * 1e6 + ROUND - ROUND) / 1000.0,
+            ((ended_s - answered_s) * 1e6 + ROUND - ROUND) / 1000.0,
         )
     stages = zip(STAGES, stage_seconds(trail, arrived_s, ended_s), strict=True)
-    return {name: (value * 1e6 + _ROUND - _ROUND) / 1000.0 for name, value in stages if value >= 0.0}
+    return {name: (value * 1e6 + ROUND - ROUND) / 1000.0 for name, value in stages if value >= 0.0}
 
 
-def _sequence(step: SequenceStep) -> dict[str, Any]:
+def sequence_shown(step: SequenceStep) -> dict[str, Any]:
     shown = step.id[:TEXT_MAX] if isinstance(step.id, str) else step.id
     return {"id": shown, "start": step.start, "end": step.end}
 

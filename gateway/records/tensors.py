@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import fsum, isfinite
 from typing import Any, Literal, NamedTuple
 
 from gateway.wire.kserve import protobuf as pb
@@ -252,22 +253,23 @@ def step_of(total: int) -> int:
 
 def plain_figures(numbers: Sequence[int | float]) -> tuple[int | float, int | float, float] | None:
     """(smallest, largest, mean) of several numbers, if all are finite and none is enormous, as is usual."""
-    if len(numbers) < 2:
+    count = len(numbers)
+    if count < 2:
         return None
     try:
-        total = math.fsum(numbers)
+        total = fsum(numbers)
     except (OverflowError, ValueError):  # enormous ones, or both infinities
         return None
-    if not math.isfinite(total):
+    if not isfinite(total):
         return None
-    if len(numbers) <= _SORTED_MAX:
+    if count <= _SORTED_MAX:
         ordered = sorted(numbers)
         low, high = ordered[0], ordered[-1]
     else:
         low, high = min(numbers), max(numbers)
     if low < -_SUMMABLE or high > _SUMMABLE:
         return None
-    return low, high, total / len(numbers)
+    return low, high, total / count
 
 
 def figures(numbers: Sequence[Number], first: Sequence[Number]) -> dict[str, Any]:

@@ -23,8 +23,9 @@ from gateway.records.block import Block, made_together
 from gateway.records.layout import CONSTANT_BYTES_MAX, ENTRIES_MAX, MISSES_MAX
 from gateway.records.log import _TOGETHER, RecordLog
 from gateway.records.memory_store import MemoryStore
+from gateway.records.quick import QUICK_BYTES_MAX, QuickRenderer
 from gateway.records.record import FIXED_BYTES, PredictionRecord, Tensors
-from gateway.records.render import QUICK_BYTES_MAX, Renderer, utc
+from gateway.records.render import Renderer, utc
 from gateway.records.tensors import SUMMED_MAX
 from gateway.runtime.clock import SystemClock
 from gateway.runtime.supervisor import Supervisor
@@ -35,9 +36,9 @@ from tests.unit.records_support import ANSWER, REQUEST, answer, floats, no_space
 SHAPES = {"FP32": "f", "FP64": "d", "INT32": "i", "INT64": "q", "UINT8": "B", "BOOL": "?", "FP16": "e"}
 
 
-def learned(*records: PredictionRecord) -> Renderer:
+def learned(*records: PredictionRecord) -> QuickRenderer:
     """A renderer that has seen each of these twice."""
-    renderer = Renderer()
+    renderer = QuickRenderer()
     for each in records * 2:
         renderer.line(each)
     return renderer
@@ -49,7 +50,7 @@ def shown(line: bytes) -> dict[str, Any]:
 
 
 def test_the_first_line_of_its_kind_is_not_quick_and_the_third_one_is() -> None:
-    renderer = Renderer()
+    renderer = QuickRenderer()
     assert renderer.quick(record()) == b""
     renderer.line(record())
     assert renderer.quick(record()) == b"", "sizes that come once are not worth learning"
@@ -59,7 +60,7 @@ def test_the_first_line_of_its_kind_is_not_quick_and_the_third_one_is() -> None:
 
 def test_a_twin_in_another_thread_knows_the_same_layouts() -> None:
     renderer = Renderer()
-    twin = renderer.twin()
+    twin = QuickRenderer(renderer)
     for _ in range(2):
         renderer.line(record())
     assert twin.quick(record()) == renderer.line(record())
@@ -164,7 +165,7 @@ def test_sizes_without_end_do_not_fill_the_memory() -> None:
     renderer = Renderer()
     for size in range(ENTRIES_MAX + 10):
         renderer.line(record(message=request(("x", "BYTES", (1,), bytes(size)))))
-    assert len(renderer._requests._known) <= ENTRIES_MAX
+    assert len(renderer._requests.known) <= ENTRIES_MAX
 
 
 def test_callers_words_without_end_do_not_fill_the_memory() -> None:
@@ -192,6 +193,20 @@ def odd_calls() -> list[tuple[str, Call, Outcome, GatewayError | None, bytes | N
     hostile.request_id, hostile.body_id = 'a"\\\udcff', "\u2028" * 600
     patient = served_call()
     patient.timeout_s, patient.deadline_s = None, math.inf
+    unary = served_call()
+    unary.trail.responses = 1
+    crowd = served_call()
+    crowd.trail.in_flight_at_admit = 5000
+    talkative = served_call()
+    talkative.request_id = "i," * 400
+    liar, brief, foreign = served_call(), served_call(), served_call()
+    liar.metadata = (("a", "b"), ("traceparent", '00-","tenant":"root","x":"' + "y" * 20))
+    brief.metadata = (("traceparent", "00-abc"),)
+    foreign.metadata = (("traceparent", "00-" + "\u00e9\udc80" * 20),)
+    again = served_call()
+    again.trail.attempts[0].kind = "retry"
+    hasty = served_call()
+    hasty.timeout_s, hasty.deadline_s = 0.0, 99.0
     backwards = served_call()
     backwards.trail.routed_s = 99.0
     error = GatewayError(Reason.QUEUE_FULL, "full")
@@ -203,6 +218,15 @@ def odd_calls() -> list[tuple[str, Call, Outcome, GatewayError | None, bytes | N
         ("many attempts", many, Outcome.OK, None, ANSWER),
         ("hostile", hostile, Outcome.OK, None, ANSWER),
         ("no deadline", patient, Outcome.OK, None, ANSWER),
+        ("unary", unary, Outcome.OK, None, ANSWER),
+        ("more in flight than there are words for", crowd, Outcome.OK, None, ANSWER),
+        ("a long id", talkative, Outcome.OK, None, ANSWER),
+        ("a trace that would be members", liar, Outcome.OK, None, ANSWER),
+        ("a trace too short", brief, Outcome.OK, None, ANSWER),
+        ("a trace of no ASCII", foreign, Outcome.OK, None, ANSWER),
+        ("another kind of attempt", again, Outcome.OK, None, ANSWER),
+        ("a deadline before its call", hasty, Outcome.OK, None, ANSWER),
+        ("answered, then broken", served_call(), Outcome.BROKEN, GatewayError(Reason.UPSTREAM_BROKEN, "gone"), ANSWER),
         ("a clock that went back", backwards, Outcome.OK, None, ANSWER),
     ]
 
@@ -215,6 +239,26 @@ def test_every_kind_of_call_has_the_same_line_however_it_is_made(case: Any) -> N
     assert renderer.quick(PredictionRecord(call, outcome, error, reply, 100.011)) == careful
     assert learned(record(), record()).line(PredictionRecord(call, outcome, error, reply, 100.011)) == careful
     assert set(shown(careful)["stages_ms"]) <= {"receive", "route", "queue", "upstream", "write"}
+
+
+def test_plain_calls_are_told_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are told carefully, so without this no test above would notice that all of them are."""
+    renderer = learned(record())
+    call = served_call()
+    call.trail.responses = 1
+    told = [renderer.quick(PredictionRecord(call, Outcome.OK, None, ANSWER, 100.011))]
+    monkeypatch.delattr(QuickRenderer, "_carefully")
+    told.append(renderer.quick(PredictionRecord(call, Outcome.OK, None, ANSWER, 100.011)))
+    assert told[0] == told[1] == Renderer().line(PredictionRecord(call, Outcome.OK, None, ANSWER, 100.011))
+
+
+def test_a_wall_clock_that_tells_no_time_does_not_spoil_the_next_line() -> None:
+    renderer = learned(record())
+    for wall_s in (1_800_000_000.25, math.nan, 1_800_000_000.75, 1e18, 1_800_000_000.999_999_9, 1_800_000_001.0, -1.0):
+        call = served_call()
+        call.arrived_wall_s = wall_s
+        each = PredictionRecord(call, Outcome.OK, None, ANSWER, 100.011)
+        assert renderer.quick(each) == Renderer().line(each)
 
 
 def test_a_thinned_record_says_so_in_a_quick_line() -> None:
@@ -265,8 +309,9 @@ def test_a_quick_line_is_what_the_standard_library_says_of_the_call(data: st.Dat
     trail.answered_s = attempt.ended_s = trail.admitted_s + data.draw(SECONDS)
     ended_s = trail.answered_s + data.draw(SECONDS)
     call.deadline_s = ended_s + data.draw(st.sampled_from([-0.001, 0.5, 1e10, 1e22, math.inf]))
-    trail.replicas_ready, trail.queued_ahead, trail.in_flight_at_admit, trail.limit_at_admit = 3, 7, 2**40, 16
-    trail.responses = call.stream_position = data.draw(st.integers(0, 3))
+    trail.replicas_ready, trail.queued_ahead, trail.limit_at_admit = 3, 7, 16
+    trail.in_flight_at_admit = data.draw(st.sampled_from([0, 4095, 4095, 4096, 2**40]))
+    trail.responses, call.stream_position = data.draw(st.sampled_from([(1, 0), (1, 0), (1, 2), (0, 0), (3, 1)]))
     call.sequence = data.draw(st.sampled_from([None, SequenceStep(7, True, False), SequenceStep("a,b", False, True)]))
     each = PredictionRecord(call, Outcome.OK, None, reply, ended_s)
     quick = renderer.quick(each)
@@ -316,7 +361,7 @@ def plain_line(call: Call, ended_s: float, taken: Any, given: Any) -> bytes:
             "stages_ms": {name: ms(b - a) for name, a, b in zip(names, times, times[1:], strict=False)},
             "replicas_ready": 3,
             "queued_ahead": 7,
-            "in_flight_at_admit": 2**40,
+            "in_flight_at_admit": trail.in_flight_at_admit,
             "limit_at_admit": 16,
             "attempt_count": 1,
             "attempts": [
@@ -399,7 +444,7 @@ def plain_text(value: object) -> str:
 def learned_log(store: MemoryStore, **changes: int) -> RecordLog:
     log = RecordLog(RecordsPolicy(**({"flush_interval_ms": 1} | changes)), SystemClock(), InlineWorkers(), store)  # type: ignore[arg-type]
     log._renderer = learned(record())
-    log._quick = log._renderer.twin()
+    log._quick = QuickRenderer(log._renderer)
     return log
 
 

@@ -18,8 +18,9 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.records.document import page
 from gateway.records.fields import DROPPED, RECORD
+from gateway.records.quick import QUICK_BYTES_MAX, QuickRenderer
 from gateway.records.record import PredictionRecord
-from gateway.records.render import DIGEST_BYTES_MAX, LINE_BYTES_MAX, QUICK_BYTES_MAX, Renderer, dropped_line, utc
+from gateway.records.render import DIGEST_BYTES_MAX, LINE_BYTES_MAX, Renderer, dropped_line, utc
 from gateway.records.tensors import SUMMED_MAX, VALUES_MAX
 from gateway.wire.kserve import protobuf as pb
 from tests.unit.records_support import ANSWER, REQUEST, answer, floats, record, request, served_call
@@ -187,7 +188,7 @@ def test_a_summary_of_many_numbers_looks_at_some_from_beginning_to_end(count: in
     values[-1 - (count - 1) % -(-count // SUMMED_MAX)] = 125  # the last one that is looked at
     given = answer(("y", datatype, (count,), struct.pack(f"<{count}{code}", *values)))
     looked_at = values[:: -(-count // SUMMED_MAX)]
-    renderer = Renderer()
+    renderer = QuickRenderer()
     for _ in range(3):  # its layout is known from the third time on
         (tensor,) = json.loads(renderer.line(record(reply=given)))["output"]["tensors"]
         assert tensor["first"] == values[:8]
