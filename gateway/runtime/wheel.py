@@ -103,21 +103,23 @@ class TimerWheel:
 
     def close(self) -> None:
         """Drop everything. Nothing fires any more."""
-        if self._loop_timer is not None:
-            self._loop_timer.cancel()
-            self._loop_timer = None
+        self._disarm()
         self._buckets.clear()
         self._ticks.clear()
 
     def _arm(self, tick: int) -> None:
-        if self._loop_timer is not None:
-            self._loop_timer.cancel()
+        self._disarm()
         delay_s = max(0.0, tick * self._tick_s - self._clock.now_s())
         self._loop_timer = asyncio.get_running_loop().call_later(delay_s, self._turn)
         self._loop_tick = tick
 
+    def _disarm(self) -> None:
+        if self._loop_timer is not None:
+            self._loop_timer.cancel()
+            self._loop_timer = None
+
     def _turn(self) -> None:
-        self._loop_timer = None
+        self._disarm()
         now_s = self._clock.now_s()
         due: list[Waiting] = []
         while self._ticks:
