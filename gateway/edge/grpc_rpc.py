@@ -16,10 +16,10 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.edge.grpc_answers import refused
 from gateway.edge.grpc_blocks import OPENING, error_alone, good_end, not_grpc, request_id_block
 from gateway.edge.grpc_call import expired
-from gateway.edge.grpc_head import CALL, CONTROL, STREAM, UNSERVED, RpcHead
 from gateway.edge.grpc_intake import Intake, Piece
 from gateway.edge.grpc_kit import least
 from gateway.edge.grpc_methods import REFUSED, SERVICE
+from gateway.edge.grpc_rpc_head import CALL, CONTROL, STREAM, UNSERVED, RpcHead
 from gateway.edge.grpc_stream_kit import Unkept
 from gateway.edge.status import internal_error
 from gateway.runtime.wheel import Timer

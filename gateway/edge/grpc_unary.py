@@ -19,10 +19,10 @@ from gateway.core.reply import Reply
 from gateway.edge.grpc_answers import failed
 from gateway.edge.grpc_blocks import OPENING, error_alone, good_end, request_id_block
 from gateway.edge.grpc_call import grpc_call, no_memory, read_call, read_unkept, refusal
-from gateway.edge.grpc_head import ASK, CALL
 from gateway.edge.grpc_inflate import inflate
 from gateway.edge.grpc_kit import too_late
 from gateway.edge.grpc_rpc import OVER, Rpc
+from gateway.edge.grpc_rpc_head import ASK, CALL
 from gateway.edge.grpc_stream import EXPIRY_GRACE_S
 from gateway.edge.grpc_stream_kit import Unkept
 from gateway.edge.grpc_streaming import ServerStream
