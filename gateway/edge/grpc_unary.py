@@ -18,7 +18,7 @@ from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.edge.grpc_answers import failed
 from gateway.edge.grpc_blocks import OPENING, error_alone, good_end, request_id_block
-from gateway.edge.grpc_call import grpc_call, no_memory, read_call, read_unkept, refusal
+from gateway.edge.grpc_call import grpc_call, no_memory, read_unkept, refusal
 from gateway.edge.grpc_inflate import inflate
 from gateway.edge.grpc_kit import too_late
 from gateway.edge.grpc_rpc import OVER, Rpc
@@ -80,7 +80,7 @@ class ServedRpc(Rpc):
         """The call; None if the bytes are no message: then that was told, and the RPC is over."""
         call = self._new_call(len(message))
         try:
-            read_call(call, message)
+            self.connection.kit.calls.read(call, message)
         except GatewayError as error:
             # It never became a call: no model, no record, only this count.
             self.connection.kit.observer.request_without_call("grpc", "ModelInfer", error.code.name)
