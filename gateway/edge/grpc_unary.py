@@ -97,21 +97,26 @@ class ServedRpc(Rpc):
 
     def _begin_task(self, work: Coroutine[Any, Any, None]) -> None:
         connection = self.connection
-        self._task = task = connection.loop.create_task(work)
+        self._task = task = connection.loop.create_task(work, name="rpc")  # a number in it would cost as much as a call
         connection.port.tasks[task] = self
-        task.add_done_callback(self._task_over)
+        task.add_done_callback(self._never_started)
 
-    def _task_over(self, task: asyncio.Task[None]) -> None:
-        """If it was cancelled before its first step nothing of it has run, its `finally` included."""
-        del self.connection.port.tasks[task]
-        self._task = None
-        if not self._started:
-            # The service never saw it, so there is no record: what leaves no record is counted.
-            if self.phase != OVER:
-                self.refuse(self._cut or self.internal(asyncio.CancelledError("before the work had begun")))
-            else:
-                self._count_left()
-            self._end()
+    def _start(self) -> None:
+        """The first step of the task. From here on it sees to its end itself: to be called back for that would cost a
+        turn of the loop for each call.
+        """
+        self._started = True
+        if self._task is not None:
+            self._task.remove_done_callback(self._never_started)
+
+    def _never_started(self, task: asyncio.Task[None]) -> None:
+        """It was cancelled before its first step, and nothing of it has run, its `finally` included."""
+        # The service never saw it, so there is no record: what leaves no record is counted.
+        if self.phase != OVER:
+            self.refuse(self._cut or self.internal(asyncio.CancelledError("before the work had begun")))
+        else:
+            self._count_left()
+        self._end()
 
     # -------------------------------------------------------------- its work
 
@@ -120,7 +125,8 @@ class ServedRpc(Rpc):
         reply: Reply | None = None
         outcome = Outcome.GATEWAY_FAULT
         error: GatewayError | None = None
-        self._started = True
+        if not self._started:
+            self._start()
         try:
             reply = await kit.service.send(call)
             if self.connection.write_paused:
@@ -181,7 +187,8 @@ class ServedRpc(Rpc):
             connection.kit.budget.release(size)
 
     async def _ask(self, message: bytes) -> None:
-        self._started = True
+        if not self._started:
+            self._start()
         desk, head = self.connection.kit.desk, self.head
         try:
             with desk.counting(head.method):
@@ -203,7 +210,7 @@ class ServedRpc(Rpc):
 
     async def _inflate(self, payload: bytes) -> None:
         """Decompress the message, and go on as for any other."""
-        self._started = True
+        self._start()
         call: Call | None = None
         try:
             message = await inflate(self.connection.kit, self.head.encoding, payload)
@@ -285,8 +292,14 @@ class ServedRpc(Rpc):
             self.internal(raised)
 
     def _end(self) -> None:
-        """Free what the call held, and break its circles, so that it is gone without the garbage collector."""
-        self.release()
+        """The last step of the task. Free what the call held, and break its circles, so that it is gone without the
+        garbage collector.
+        """
+        task, self._task = self._task, None
+        if task is not None:
+            del self.connection.port.tasks[task]
+        if self.reserved:
+            self.release()
         call, self._call = self._call, None
         if call is not None:
             call.receive = call.cut = None
