@@ -79,6 +79,7 @@ class HeadReader:
             rest = fields
             head = RpcHead(UNSERVED, "", self._reader.read_bytes(fields, self._peer))
             self._read_kind(head, fields)
+        head.timeout_s = head.headers.timeout_s
         for name, value in rest:
             if name in READ_HERE:
                 head.take(name, value)

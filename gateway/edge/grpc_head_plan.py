@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from gateway.core.header_names import REQUEST_ID, TRACEPARENT
+from gateway.edge.grpc_kit import least
 from gateway.edge.grpc_rpc_head import GRPC_TIMEOUT, READ_HERE, REQUEST_ID_NAME, RpcHead
 from gateway.edge.headers import ClientHeaders, HeaderReader
 from gateway.wire.grpc.errors import GrpcFault
@@ -31,7 +32,8 @@ _PLAIN_PARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-
 class HeadPlan:
     """Reads the heads of one layout by the first of them. Places are -1 for what does not vary or is not there."""
 
-    __slots__ = ("_first", "_id_at", "_id_goes", "_parent_at", "_parent_goes", "_timeout_at", "_varies")
+    __slots__ = ("_first", "_id_at", "_id_goes", "_parent_at", "_parent_goes", "_rpc_timeout_s", "_timeout",
+                 "_timeout_at", "_timeout_s", "_varies")  # fmt: skip
 
     def __init__(self, first: RpcHead, names: tuple[bytes, ...]) -> None:
         """`names` are those of the values that vary."""
@@ -42,6 +44,9 @@ class HeadPlan:
         self._parent_at = _place(_PARENT, names)
         self._id_goes = _place(REQUEST_ID, forwarded) if self._id_at >= 0 else -1
         self._parent_goes = _place(TRACEPARENT, forwarded) if self._parent_at >= 0 else -1
+        self._timeout = b""
+        """The value of `grpc-timeout` that came last, and what it makes of the two limits."""
+        self._timeout_s, self._rpc_timeout_s = first.timeout_s, first.rpc_timeout_s
         self._varies = self._id_goes >= 0 or self._parent_goes >= 0
 
     def read(self, values: tuple[bytes, ...]) -> RpcHead | None:
@@ -50,16 +55,19 @@ class HeadPlan:
         """
         first = self._first
         headers = first.headers
-        request_id, metadata, rpc_timeout_s = headers.request_id, headers.metadata, first.rpc_timeout_s
+        request_id, metadata = headers.request_id, headers.metadata
         if self._id_at >= 0:
-            request_id = values[self._id_at].decode("latin-1")
-            if not request_id.isascii() or not request_id.isprintable():
+            value = values[self._id_at]
+            request_id = value.decode("latin-1")
+            if not value.isascii() or not request_id.isprintable():
                 return None
-        if self._timeout_at >= 0:
+        if self._timeout_at >= 0 and values[self._timeout_at] != self._timeout:
             try:
-                rpc_timeout_s = parse_timeout(values[self._timeout_at])
+                self._rpc_timeout_s = parse_timeout(values[self._timeout_at])
             except GrpcFault:
                 return None
+            self._timeout = values[self._timeout_at]
+            self._timeout_s = least(headers.timeout_s, self._rpc_timeout_s)
         if self._varies:
             kept = list(metadata)
             if self._id_goes >= 0:
@@ -68,10 +76,18 @@ class HeadPlan:
                 parent = values[self._parent_at]
                 if _PLAIN_PARENT.fullmatch(parent) is None:
                     return None
-                kept[self._parent_goes] = (TRACEPARENT, parent.decode("latin-1"))
+                kept[self._parent_goes] = (TRACEPARENT, parent.decode())
             metadata = tuple(kept)
-        read = ClientHeaders(request_id, headers.timeout_s, headers.credentials, headers.explain, metadata)
-        return first.like(read, rpc_timeout_s)
+        return RpcHead(
+            first.kind,
+            first.method,
+            ClientHeaders(request_id, headers.timeout_s, headers.credentials, headers.explain, metadata),
+            first.named,
+            self._timeout_s,
+            self._rpc_timeout_s,
+            first.encoding,
+            first.true_status,
+        )
 
 
 def plan_of(first: RpcHead, layout: Layout, fields: Fields, reader: HeaderReader) -> HeadPlan | str | None:

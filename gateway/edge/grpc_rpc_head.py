@@ -36,20 +36,30 @@ class RpcHead:
         "true_status",
     )
 
-    def __init__(self, kind: int, method: str, headers: ClientHeaders) -> None:
+    def __init__(
+        self,
+        kind: int,
+        method: str,
+        headers: ClientHeaders,
+        named: bool = False,
+        timeout_s: float | None = None,
+        rpc_timeout_s: float | None = None,
+        encoding: bytes = IDENTITY,
+        true_status: bool = False,
+    ) -> None:
         self.kind = kind
         self.method = method
         """The path of a known method, else ""."""
         self.headers = headers
-        self.named = False
+        self.named = named
         """The caller gave the request its id; else `headers.request_id` is for one RPC only."""
-        self.timeout_s: float | None = headers.timeout_s
+        self.timeout_s = timeout_s
         """The shorter of what the caller's two headers say."""
-        self.rpc_timeout_s: float | None = None
+        self.rpc_timeout_s = rpc_timeout_s
         """What `grpc-timeout` alone says: on a stream the other header is for each of its calls."""
-        self.encoding = IDENTITY
+        self.encoding = encoding
         """Of messages whose flag says that they are compressed."""
-        self.true_status = False
+        self.true_status = true_status
         """On a stream: the first failure of a model ends it with its status."""
         self.fault: GatewayError | None = None
         """Why this can be no RPC."""
@@ -71,13 +81,3 @@ class RpcHead:
         except GrpcFault as fault:
             if self.fault is None:
                 self.fault = GatewayError(Reason.BAD_REQUEST, fault.text, fault.code)
-
-    def like(self, headers: ClientHeaders, rpc_timeout_s: float | None) -> RpcHead:
-        """The same but for these."""
-        head = RpcHead(self.kind, self.method, headers)
-        head.named = self.named
-        head.rpc_timeout_s = rpc_timeout_s
-        head.timeout_s = least(headers.timeout_s, rpc_timeout_s)
-        head.encoding = self.encoding
-        head.true_status = self.true_status
-        return head
