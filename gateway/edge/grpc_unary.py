@@ -38,7 +38,7 @@ class ServedRpc(Rpc):
     __slots__ = ("_call", "_cut", "_started", "_task")
 
     def __init__(self, connection: GrpcConnection) -> None:
-        super().__init__(connection)
+        Rpc.__init__(self, connection)  # `super` would look for it for each call
         self._call: Call | None = None
         self._cut: GatewayError | None = None
         self._started = False
@@ -70,23 +70,23 @@ class ServedRpc(Rpc):
         ServerStream.open(self)
 
     def _new_call(self, size: int) -> Call:
-        connection, head = self.connection, self.head
-        call = grpc_call(head.headers, size, connection.kit.clock, self.arrived_s, head.timeout_s)
+        head = self.head
+        self._call = call = grpc_call(head.headers, size, self.connection.kit.clock, self.arrived_s, head.timeout_s)
         call.request_id = self.request_id
-        self._call = call
         return call
 
     def _read(self, message: bytes) -> Call | None:
         """The call; None if the bytes are no message: then that was told, and the RPC is over."""
+        kit, head = self.connection.kit, self.head
         call = self._new_call(len(message))
         try:
-            self.connection.kit.calls.read(call, message)
+            kit.calls.read(call, message)
         except GatewayError as error:
             # It never became a call: no model, no record, only this count.
-            self.connection.kit.observer.request_without_call("grpc", "ModelInfer", error.code.name)
+            kit.observer.request_without_call("grpc", "ModelInfer", error.code.name)
             self._fail(call, error)
             return None
-        if self.head.headers.fault is not None:
+        if head.headers.fault is not None:
             self._refuse_early(call)
         return call
 
