@@ -101,7 +101,7 @@ class GrpcConnection(PacedGrpcConnection):
 
     def buffer_updated(self, nbytes: int) -> None:
         if not self._placed:
-            self.data_received(bytes(self.port.read_buffer[:nbytes]))
+            self.data_received(self.port.read_buffer[:nbytes].tobytes())
             return
         self.now_s = now_s = self.port.kit.clock.now_s()
         try:
