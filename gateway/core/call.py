@@ -121,6 +121,7 @@ class Trail:
 
 
 Receive = Callable[[], Awaitable[None]]
+_NEVER = float("inf")
 
 
 class Call:
@@ -167,7 +168,6 @@ class Call:
 
     def __init__(
         self,
-        *,
         request_id: str,
         model: str,
         version: str,
@@ -205,9 +205,9 @@ class Call:
         self.protocol = protocol
         """What the caller spoke, for the metrics alone: nothing below the edge decides by it."""
         self.identity = ANONYMOUS
-        self.deadline_s = float("inf")
+        self.deadline_s = _NEVER
         """Absolute, monotonic; set by the deadline layer."""
-        self.first_response_by_s = float("inf")
+        self.first_response_by_s = _NEVER
         """Of a streaming call: absolute, monotonic; set by the deadline layer, and never behind `deadline_s`."""
         self.abandoned = False
         """The edge sets this before it cancels the call's task because the caller left."""

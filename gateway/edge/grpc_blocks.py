@@ -14,6 +14,7 @@ from gateway.edge.grpc_answers import answered
 from gateway.wire.grpc.compression import ACCEPT_ENCODING
 from gateway.wire.grpc.status import encode_message, encode_status, end_fields
 from gateway.wire.hpack import literal
+from gateway.wire.hpack.literals import SHORT_LENGTHS, string
 
 _OPENING = literal(b":status", b"200") + literal(b"content-type", b"application/grpc")
 OPENING = _OPENING + literal(b"grpc-accept-encoding", ACCEPT_ENCODING)
@@ -85,14 +86,13 @@ class AnswerBlocks:
         block = self._heads.get(key)
         if block is None:
             initial, _ = answered(call, "")
-            block = OPENING + pairs_block(pair for pair in initial if pair[0] != REQUEST_ID)
+            block = OPENING + pairs_block(pair for pair in initial if pair[0] != REQUEST_ID) + _ID_NAME
             if len(self._heads) >= _BLOCKS_MAX:
                 self._heads.clear()
             self._heads[key] = block
         value = call.request_id.encode("ascii")
-        if len(value) < _SHORT:
-            return b"%b%b%c%b" % (block, _ID_NAME, len(value), value)
-        return block + literal(REQUEST_ID.encode(), value)
+        size = len(value)
+        return block + (SHORT_LENGTHS[size] + value if size < _SHORT else string(value))
 
     def tail(self, call: Call, story: str) -> bytes:
         """Its trailers; `story` is its explanation, "" for none."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from gateway.core.credentials import NO_PEER
@@ -55,7 +56,7 @@ class GrpcConnection(PacedGrpcConnection):
     )
 
     def __init__(self, port: GrpcPort) -> None:
-        super().__init__(port, lambda: ServedRpc(self))
+        super().__init__(port, partial(ServedRpc, self))
         self.heads = HeadReader(port.kit.reader, NO_PEER)
         self._greeted = False
         self._greeting = b""
@@ -100,7 +101,7 @@ class GrpcConnection(PacedGrpcConnection):
 
     def buffer_updated(self, nbytes: int) -> None:
         if not self._placed:
-            self.data_received(bytes(self.port.read_buffer[:nbytes]))
+            self.data_received(self.port.read_buffer[:nbytes].tobytes())
             return
         self.now_s = now_s = self.port.kit.clock.now_s()
         try:
@@ -258,7 +259,8 @@ class GrpcConnection(PacedGrpcConnection):
             return
         if self.lagging:
             self.count_lagging()
-        self._flush_soon()
+        if codec.wants_write or codec.closed:
+            self._schedule()
 
     def writable(self) -> asyncio.Future[None]:
         """To be awaited while `write_paused`; ask again afterwards."""

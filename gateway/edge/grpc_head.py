@@ -8,20 +8,12 @@ from __future__ import annotations
 
 from gateway.core.credentials import Peer
 from gateway.core.errors import GatewayError, Reason
-from gateway.core.header_names import REQUEST_ID, TRUE_STATUS
-from gateway.edge.grpc_kit import least
+from gateway.edge.grpc_head_plan import OF_THE_KIND, HeadPlan, plan_of
 from gateway.edge.grpc_methods import CONTROL_METHODS, HEALTH_CHECK, INFER, REFUSED, SERVICE, STREAM_INFER
 from gateway.edge.grpc_questions import ASKED
-from gateway.edge.headers import ClientHeaders, HeaderReader
-from gateway.wire.content_coding import IDENTITY
-from gateway.wire.grpc.compression import read_encoding
-from gateway.wire.grpc.errors import GrpcFault
-from gateway.wire.grpc.timeout import parse_timeout
+from gateway.edge.grpc_rpc_head import ASK, CALL, CONTROL, READ_HERE, STREAM, UNSERVED, RpcHead
+from gateway.edge.headers import HeaderReader
 from gateway.wire.hpack import HeaderBlock
-
-CALL, STREAM, CONTROL, ASK, UNSERVED = range(5)
-"""Kinds of RPC: an inference, a stream of them, a question answered from what is known, one that the model servers are
-asked, and all others."""
 
 _KINDS: dict[bytes, tuple[int, str]] = {
     INFER.encode(): (CALL, INFER),
@@ -34,56 +26,15 @@ _KINDS: dict[bytes, tuple[int, str]] = {
     **{method.encode(): (UNSERVED, method) for method in REFUSED},
 }
 _UNKNOWN = (UNSERVED, "")
-_REQUEST_ID = REQUEST_ID.encode()
-_TRUE_STATUS = TRUE_STATUS.encode()
 
 _GRPC = b"application/grpc"
 _GRPC_KINDS = (b"application/grpc+", b"application/grpc;")
 """gRPC-Web has other frames, and is none of them."""
 
-_READ_HERE = frozenset({_REQUEST_ID, b"grpc-timeout", b"grpc-encoding", _TRUE_STATUS})
-_OF_THE_RUN = frozenset({b":method", b":path", b"content-type"})
 Fields = tuple[tuple[bytes, bytes], ...]
 
 NOT_GRPC = "this port speaks gRPC: content-type must be application/grpc"
 NOT_POST = "this port speaks gRPC: the method must be POST"
-
-
-class RpcHead:
-    """What one block says. Shared by all RPCs that send it, so nothing here changes."""
-
-    __slots__ = (
-        "encoding",
-        "fault",
-        "headers",
-        "kind",
-        "method",
-        "named",
-        "rpc_timeout_s",
-        "status",
-        "timeout_s",
-        "true_status",
-    )
-
-    def __init__(self, kind: int, method: str, headers: ClientHeaders) -> None:
-        self.kind = kind
-        self.method = method
-        """The path of a known method, else ""."""
-        self.headers = headers
-        self.named = False
-        """The caller gave the request its id; else `headers.request_id` is for one RPC only."""
-        self.timeout_s: float | None = headers.timeout_s
-        """The shorter of what the caller's two headers say."""
-        self.rpc_timeout_s: float | None = None
-        """What `grpc-timeout` alone says: on a stream the other header is for each of its calls."""
-        self.encoding = IDENTITY
-        """Of messages whose flag says that they are compressed."""
-        self.true_status = False
-        """On a stream: the first failure of a model ends it with its status."""
-        self.fault: GatewayError | None = None
-        """Why this can be no RPC."""
-        self.status = 0
-        """The HTTP status for that; 0: it is told as gRPC tells it."""
 
 
 class HeadReader:
@@ -104,7 +55,21 @@ class HeadReader:
         self._method = ""
 
     def read(self, block: HeaderBlock) -> RpcHead:
-        """What the fields of a good HTTP/2 request say. Remembered in the block unless something is wrong with it."""
+        """What the fields of a good HTTP/2 request say."""
+        layout = block.layout
+        if layout is None:
+            return self._read(block)
+        plan = layout.note
+        if isinstance(plan, HeadPlan):
+            planned = plan.read(block.values)
+            return self._read(block) if planned is None else planned
+        head = self._read(block)
+        if plan is None:
+            layout.note = plan_of(head, layout, block.fields, self._reader)
+        return head
+
+    def _read(self, block: HeaderBlock) -> RpcHead:
+        """Field by field. Remembered in the block unless something is wrong with it."""
         fields = block.fields
         run = self._run
         if run and fields[: len(run)] == run:
@@ -114,12 +79,10 @@ class HeadReader:
             rest = fields
             head = RpcHead(UNSERVED, "", self._reader.read_bytes(fields, self._peer))
             self._read_kind(head, fields)
+        head.timeout_s = head.headers.timeout_s
         for name, value in rest:
-            if name in _READ_HERE:
-                if name == _REQUEST_ID:
-                    head.named = value != b""
-                else:
-                    _take(head, name, value)
+            if name in READ_HERE:
+                head.take(name, value)
         if head.fault is None and head.headers.fault is None:
             block.note = head
         return head
@@ -136,23 +99,8 @@ class HeadReader:
             head.status, head.fault = 415, GatewayError(Reason.BAD_REQUEST, NOT_GRPC)
         else:
             size = 0
-            while size < len(fields) and fields[size][0] not in _READ_HERE and not self._reader.takes(fields[size][0]):
+            while size < len(fields) and fields[size][0] not in READ_HERE and not self._reader.takes(fields[size][0]):
                 size += 1
             run, rest = fields[:size], fields[size:]
-            if not any(name in _OF_THE_RUN for name, _ in rest):
+            if not any(name in OF_THE_KIND for name, _ in rest):
                 self._run = run
-
-
-def _take(head: RpcHead, name: bytes, value: bytes) -> None:
-    """One of the fields that are read here. Of several of one name the last counts."""
-    try:
-        if name == b"grpc-timeout":
-            head.rpc_timeout_s = parse_timeout(value)
-            head.timeout_s = least(head.headers.timeout_s, head.rpc_timeout_s)
-        elif name == b"grpc-encoding":
-            head.encoding = read_encoding(value)
-        else:
-            head.true_status = value == b"true"
-    except GrpcFault as fault:
-        if head.fault is None:
-            head.fault = GatewayError(Reason.BAD_REQUEST, fault.text, fault.code)

@@ -11,7 +11,7 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import Authenticator, BodyBudget, Catalogue
 from gateway.core.service import Service
 from gateway.edge.explain import Explainer
-from gateway.edge.grpc_call import read_call
+from gateway.edge.grpc_call_reader import CallReader
 from gateway.edge.grpc_desk import GrpcDesk
 from gateway.edge.grpc_stream_kit import StreamKit
 from gateway.edge.headers import ClientHeaders, HeaderReader
@@ -31,6 +31,7 @@ class GrpcKit:
     __slots__ = (
         "authenticator",
         "budget",
+        "calls",
         "chance",
         "clock",
         "desk",
@@ -75,6 +76,7 @@ class GrpcKit:
         self.chance = chance
         self.clock = clock
         self.workers = workers or InlineWorkers()
+        self.calls = CallReader()
         self.desk = GrpcDesk(catalogue, authenticator, observer)
         self.streams = StreamKit(
             service=service,
@@ -82,7 +84,7 @@ class GrpcKit:
             observer=observer,
             explainer=explainer,
             clock=clock,
-            read_call=read_call,
+            read_call=self.calls.read,
             calls_max=limits.stream_calls_max,
             write_timeout_s=limits.write_timeout_ms / 1000,
         )

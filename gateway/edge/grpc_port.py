@@ -56,7 +56,7 @@ class GrpcPort:
         self.http2_limits = codec_limits(kit.limits)
         self.draining = False
         self.rpcs: dict[Rpc, None] = {}
-        """All that have begun and are not over."""
+        """All that have begun and are not over; who is over takes itself out."""
         self.tasks: dict[asyncio.Task[None], Rpc] = {}
         """Work under way. Strong references: asyncio keeps only weak ones."""
         self.streams: dict[ClientStream, None] = {}
@@ -118,9 +118,6 @@ class GrpcPort:
             return False
         self.rpcs[rpc] = None
         return True
-
-    def over(self, rpc: Rpc) -> None:
-        self.rpcs.pop(rpc, None)
 
     # ---------------------------------------------------------------- the end
 

@@ -16,10 +16,10 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.edge.grpc_answers import refused
 from gateway.edge.grpc_blocks import OPENING, error_alone, good_end, not_grpc, request_id_block
 from gateway.edge.grpc_call import expired
-from gateway.edge.grpc_head import CALL, CONTROL, STREAM, UNSERVED, RpcHead
 from gateway.edge.grpc_intake import Intake, Piece
 from gateway.edge.grpc_kit import least
 from gateway.edge.grpc_methods import REFUSED, SERVICE
+from gateway.edge.grpc_rpc_head import CALL, CONTROL, STREAM, UNSERVED, RpcHead
 from gateway.edge.grpc_stream_kit import Unkept
 from gateway.edge.status import internal_error
 from gateway.runtime.wheel import Timer
@@ -28,6 +28,7 @@ from gateway.wire.grpc.errors import GrpcFault, MessageTooLarge
 from gateway.wire.grpc.framing import message_prefix
 from gateway.wire.hpack import HeaderBlock
 from gateway.wire.http2 import Stream
+from gateway.wire.http2.stream import QUEUED
 
 if TYPE_CHECKING:
     from gateway.edge.grpc_connection import GrpcConnection
@@ -42,7 +43,8 @@ TOO_MANY = "Concurrent RPC limit exceeded!"
 NEW, MESSAGE, WORK, OVER = range(4)
 """Phases: no head yet; the request's message is waited for; the answer is made; it was given or the client left."""
 
-_prefix_at = struct.Struct(">BI").unpack_from
+_PREFIX = struct.Struct(">BI")
+_prefix_at, _pack_prefix = _PREFIX.unpack_from, _PREFIX.pack
 
 
 class Part(Protocol):
@@ -355,7 +357,7 @@ class Rpc(Stream):
         """A good answer, whole."""
         codec, size = self.connection.codec, len(message)
         if size <= JOIN_BYTES_MAX:
-            codec.send_message(self, head, message_prefix(size) + message, tail)
+            codec.send_message(self, head, _pack_prefix(0, size) + message, tail)
         else:
             codec.send_headers(self, head, False)
             codec.send_data(self, message_prefix(size), False)
@@ -412,9 +414,11 @@ class Rpc(Stream):
         return self.head.method.removeprefix(SERVICE)
 
     def _answered(self) -> None:
-        self.connection.written(self)
+        if self.state & QUEUED:
+            self.connection.written(self)
         self.close()
-        self.release()
+        if self.reserved:
+            self.release()
 
     def close(self) -> None:
         """Nothing more of the request is wanted. What work still goes on ends by itself."""
@@ -430,7 +434,7 @@ class Rpc(Stream):
         if self.intake is not None:
             self.intake.close()
             self.intake = None
-        connection.port.over(self)
+        connection.port.rpcs.pop(self, None)
 
     def release(self) -> None:
         """Give back the memory of the request's message."""

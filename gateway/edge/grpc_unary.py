@@ -18,11 +18,11 @@ from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.edge.grpc_answers import failed
 from gateway.edge.grpc_blocks import OPENING, error_alone, good_end, request_id_block
-from gateway.edge.grpc_call import grpc_call, no_memory, read_call, read_unkept, refusal
-from gateway.edge.grpc_head import ASK, CALL
+from gateway.edge.grpc_call import grpc_call, no_memory, read_unkept, refusal
 from gateway.edge.grpc_inflate import inflate
 from gateway.edge.grpc_kit import too_late
 from gateway.edge.grpc_rpc import OVER, Rpc
+from gateway.edge.grpc_rpc_head import ASK, CALL
 from gateway.edge.grpc_stream import EXPIRY_GRACE_S
 from gateway.edge.grpc_stream_kit import Unkept
 from gateway.edge.grpc_streaming import ServerStream
@@ -38,7 +38,7 @@ class ServedRpc(Rpc):
     __slots__ = ("_call", "_cut", "_started", "_task")
 
     def __init__(self, connection: GrpcConnection) -> None:
-        super().__init__(connection)
+        Rpc.__init__(self, connection)  # `super` would look for it for each call
         self._call: Call | None = None
         self._cut: GatewayError | None = None
         self._started = False
@@ -70,23 +70,23 @@ class ServedRpc(Rpc):
         ServerStream.open(self)
 
     def _new_call(self, size: int) -> Call:
-        connection, head = self.connection, self.head
-        call = grpc_call(head.headers, size, connection.kit.clock, self.arrived_s, head.timeout_s)
+        head = self.head
+        self._call = call = grpc_call(head.headers, size, self.connection.kit.clock, self.arrived_s, head.timeout_s)
         call.request_id = self.request_id
-        self._call = call
         return call
 
     def _read(self, message: bytes) -> Call | None:
         """The call; None if the bytes are no message: then that was told, and the RPC is over."""
+        kit, head = self.connection.kit, self.head
         call = self._new_call(len(message))
         try:
-            read_call(call, message)
+            kit.calls.read(call, message)
         except GatewayError as error:
             # It never became a call: no model, no record, only this count.
-            self.connection.kit.observer.request_without_call("grpc", "ModelInfer", error.code.name)
+            kit.observer.request_without_call("grpc", "ModelInfer", error.code.name)
             self._fail(call, error)
             return None
-        if self.head.headers.fault is not None:
+        if head.headers.fault is not None:
             self._refuse_early(call)
         return call
 
@@ -97,21 +97,26 @@ class ServedRpc(Rpc):
 
     def _begin_task(self, work: Coroutine[Any, Any, None]) -> None:
         connection = self.connection
-        self._task = task = connection.loop.create_task(work)
+        self._task = task = connection.loop.create_task(work, name="rpc")  # a number in it would cost as much as a call
         connection.port.tasks[task] = self
-        task.add_done_callback(self._task_over)
+        task.add_done_callback(self._never_started)
 
-    def _task_over(self, task: asyncio.Task[None]) -> None:
-        """If it was cancelled before its first step nothing of it has run, its `finally` included."""
-        del self.connection.port.tasks[task]
-        self._task = None
-        if not self._started:
-            # The service never saw it, so there is no record: what leaves no record is counted.
-            if self.phase != OVER:
-                self.refuse(self._cut or self.internal(asyncio.CancelledError("before the work had begun")))
-            else:
-                self._count_left()
-            self._end()
+    def _start(self) -> None:
+        """The first step of the task. From here on it sees to its end itself: to be called back for that would cost a
+        turn of the loop for each call.
+        """
+        self._started = True
+        if self._task is not None:
+            self._task.remove_done_callback(self._never_started)
+
+    def _never_started(self, task: asyncio.Task[None]) -> None:
+        """It was cancelled before its first step, and nothing of it has run, its `finally` included."""
+        # The service never saw it, so there is no record: what leaves no record is counted.
+        if self.phase != OVER:
+            self.refuse(self._cut or self.internal(asyncio.CancelledError("before the work had begun")))
+        else:
+            self._count_left()
+        self._end()
 
     # -------------------------------------------------------------- its work
 
@@ -120,7 +125,8 @@ class ServedRpc(Rpc):
         reply: Reply | None = None
         outcome = Outcome.GATEWAY_FAULT
         error: GatewayError | None = None
-        self._started = True
+        if not self._started:
+            self._start()
         try:
             reply = await kit.service.send(call)
             if self.connection.write_paused:
@@ -181,7 +187,8 @@ class ServedRpc(Rpc):
             connection.kit.budget.release(size)
 
     async def _ask(self, message: bytes) -> None:
-        self._started = True
+        if not self._started:
+            self._start()
         desk, head = self.connection.kit.desk, self.head
         try:
             with desk.counting(head.method):
@@ -203,7 +210,7 @@ class ServedRpc(Rpc):
 
     async def _inflate(self, payload: bytes) -> None:
         """Decompress the message, and go on as for any other."""
-        self._started = True
+        self._start()
         call: Call | None = None
         try:
             message = await inflate(self.connection.kit, self.head.encoding, payload)
@@ -285,8 +292,14 @@ class ServedRpc(Rpc):
             self.internal(raised)
 
     def _end(self) -> None:
-        """Free what the call held, and break its circles, so that it is gone without the garbage collector."""
-        self.release()
+        """The last step of the task. Free what the call held, and break its circles, so that it is gone without the
+        garbage collector.
+        """
+        task, self._task = self._task, None
+        if task is not None:
+            del self.connection.port.tasks[task]
+        if self.reserved:
+            self.release()
         call, self._call = self._call, None
         if call is not None:
             call.receive = call.cut = None

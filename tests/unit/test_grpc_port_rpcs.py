@@ -212,7 +212,7 @@ async def test_a_fault_in_the_begin_of_one_rpc_leaves_the_others_of_its_connecti
     client.greet()
     client.call(1, MESSAGE)
     with monkeypatch.context() as patched:
-        patched.setattr("gateway.edge.grpc_unary.read_call", lambda call, message: 1 / 0)
+        patched.setattr("gateway.edge.grpc_call_reader.read_call", lambda call, message: 1 / 0)
         client.call(3, MESSAGE)
     with monkeypatch.context() as patched:
         patched.setattr(bench.kit.authenticator, "identify", lambda credentials: 1 / 0)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from gateway.wire.hpack import literal
+from gateway.wire.hpack import HpackDecoder, literal
 from gateway.wire.http2 import ErrorCode
+from gateway.wire.http2.blocks import GOOD_REQUEST, judge_request, request_fault
 from tests.unit.http2_driving import (
     END,
     END_HEADERS,
@@ -158,3 +161,27 @@ def test_an_interim_head_stays_interim_when_it_comes_again() -> None:
         stream = side.open(b"hello")
         side.feed(*[frame(HEADERS, END_HEADERS, stream_id, interim)] * 2)
         assert stream.calls == []
+
+
+NAMES = (b"x-one", b"x-two")
+VALUES = (b"plain", b"12345", b"a\0bcd", b"a\rbcd", b"a\nbcd", b"ab\xff c", b"     ", b"\n\n\n\n\n")
+
+
+@pytest.mark.parametrize("ruled", [(), ((b":authority", b"local"),), ((b"te", b"trailers"),)])
+def test_blocks_of_one_layout_are_judged_as_if_each_were_the_first(ruled: Fields) -> None:
+    """`ruled` is a literal too: its value varies, as far as a layout can tell, and has a rule of its own."""
+    decoder, chance = HpackDecoder(), random.Random(3)
+    pseudo: Fields = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/"))
+    laid_out = shortened = 0
+    for _ in range(300):
+        mine = tuple((name, bytes(chance.choices(b"\0\r\n/trailers", k=len(value)))) for name, value in ruled)
+        own = (ruled if chance.random() < 0.5 else mine) + tuple((name, chance.choice(VALUES)) for name in NAMES)
+        decoded = decoder.decode(b"\x83\x86\x84" + raw(*own))
+        laid_out += decoded.layout is not None
+        shortened += decoded.layout is not None and decoded.layout.verdict is GOOD_REQUEST
+
+        assert judge_request(decoded) == request_fault(pseudo + own)
+        assert (decoded.verdict is GOOD_REQUEST) == (request_fault(pseudo + own) == "")
+
+    assert laid_out > 250
+    assert shortened > 250 if not ruled else not shortened

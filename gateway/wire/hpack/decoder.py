@@ -219,10 +219,11 @@ class HpackDecoder:
         if too_large:
             raise HeaderListTooLarge(f"the fields of a block are over the limit of {list_max} bytes")
         decoded = HeaderBlock()
-        decoded.fields = tuple(fields)
+        decoded._fields = tuple(fields)
+        decoded.values = ()
+        decoded.layout = None
         decoded.size = size
         decoded.never_indexed = _NONE if never is None else frozenset(never)
-        decoded.layout = None
         decoded.note = decoded.verdict = None
         if not changed and self._remembers:
             self._remember(block, decoded)
@@ -283,7 +284,7 @@ class HpackDecoder:
             layouts[length] = None
         elif self._credit >= _PRICE and length <= _LAYOUT_BYTES_MAX:
             self._credit = min(self._credit, _CREDIT_MAX) - _PRICE
-            layouts[length] = decoded.layout = layout_of(block, decoded)
+            layouts[length] = layout_of(block, decoded)
         else:
             self._credit += _CREDIT_OF_LOSS
 

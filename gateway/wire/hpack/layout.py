@@ -14,6 +14,7 @@ from typing import Final
 
 from gateway.wire.hpack.header_block import HeaderBlock
 from gateway.wire.hpack.integers import decode_rest
+from gateway.wire.hpack.static_table import Field
 
 _VALUES_MAX: Final = 16
 
@@ -21,10 +22,12 @@ _VALUES_MAX: Final = 16
 class Layout:
     """The outline of a block, with all that is the same in the blocks that have it. Good until the table changes.
 
-    `varying` are the places in `HeaderBlock.fields` of what is not the same. `note` is for the users of blocks.
+    `varying` are the places in `HeaderBlock.fields` of what is not the same, `names` the names there. All values have
+    the lengths that they had in the first block. `note` and `verdict` are for the users of blocks.
     """
 
-    __slots__ = ("_fixed", "_fixed_fields", "_names", "_order", "_unpack", "never_indexed", "note", "size", "varying")
+    __slots__ = ("_fixed", "_fixed_fields", "_order", "_unpack", "names", "never_indexed", "note", "size", "varying",
+                 "verdict")  # fmt: skip
 
     def __init__(self, block: bytes, decoded: HeaderBlock, cuts: list[tuple[int, int, int]]) -> None:
         """`cuts`: of each varying field its place, and where in the block its value starts and stops."""
@@ -32,8 +35,9 @@ class Layout:
         self.never_indexed = decoded.never_indexed
         self.size = decoded.size
         self.note: object = None
+        self.verdict: object = None
         self.varying = tuple(place for place, _, _ in cuts)
-        self._names = tuple(fields[place][0] for place in self.varying)
+        self.names = tuple(fields[place][0] for place in self.varying)
         form = []
         at = 0
         for _, start, stop in cuts:
@@ -53,18 +57,25 @@ class Layout:
         pieces = self._unpack(block)
         if pieces[::2] != self._fixed:
             return None
-        fields = self._fixed_fields + tuple(zip(self._names, pieces[1::2], strict=True))
         decoded = HeaderBlock()
-        decoded.fields = fields if self._order is None else self._order(fields)
+        decoded._fields = None  # most users want no more than the values
+        decoded.values = pieces[1::2]
         decoded.size = self.size
         decoded.never_indexed = self.never_indexed
         decoded.layout = self
         decoded.note = decoded.verdict = None
         return decoded
 
+    def fields(self, values: tuple[bytes, ...]) -> tuple[Field, ...]:
+        """All fields of a block of this layout with these values."""
+        fields = self._fixed_fields + tuple(zip(self.names, values, strict=True))
+        return fields if self._order is None else self._order(fields)
+
 
 def layout_of(block: bytes, decoded: HeaderBlock) -> Layout | None:
-    """The layout of a block that has just been decoded without a change of the table; None if nothing in it varies."""
+    """The layout of a block that has just been decoded without a change of the table, which gets it; None if nothing in
+    it varies.
+    """
     cuts: list[tuple[int, int, int]] = []
     place = pos = 0
     while pos < len(block):
@@ -88,7 +99,11 @@ def layout_of(block: bytes, decoded: HeaderBlock) -> Layout | None:
             if plain:
                 cuts.append((place, start, pos))
         place += 1
-    return Layout(block, decoded, cuts) if 0 < len(cuts) <= _VALUES_MAX else None
+    if not 0 < len(cuts) <= _VALUES_MAX:
+        return None
+    decoded.layout = layout = Layout(block, decoded, cuts)
+    decoded.values = tuple([block[start:stop] for _, start, stop in cuts])
+    return layout
 
 
 def _string(block: bytes, pos: int) -> tuple[int, int]:

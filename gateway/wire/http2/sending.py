@@ -106,7 +106,7 @@ class SendHalf:
     @property
     def wants_write(self) -> bool:
         """Whether `take()` would give anything."""
-        return bool(self._out) or self._can_pump()
+        return bool(self._out) or (bool(self._quick or self._bulk) and self._can_pump())
 
     def take(self) -> list[bytes | memoryview]:
         """What is to be written now, in order; at most `burst_bytes` of what was queued.

@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.wire.hpack import HeaderListTooLarge, HpackEncoder
 from gateway.wire.http2 import frames, settings
-from gateway.wire.http2.blocks import GOOD_REQUEST, GOOD_TRAILERS, request_fault, trailers_fault
+from gateway.wire.http2.blocks import GOOD_REQUEST, GOOD_TRAILERS, judge_request, trailers_fault
 from gateway.wire.http2.connection import Http2Connection
 from gateway.wire.http2.control import DRAIN_PING
 from gateway.wire.http2.errors import ErrorCode, Http2Fault
@@ -64,13 +64,10 @@ class Http2Server(Http2Connection):
         except HeaderListTooLarge:
             self._head_too_large(stream_id, end)
             return
-        if block.verdict is not GOOD_REQUEST:
-            fault = request_fault(block.fields)
-            if fault:
-                if not self._refuses_new:
-                    self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR)
-                return
-            block.verdict = GOOD_REQUEST
+        if block.verdict is not GOOD_REQUEST and judge_request(block):
+            if not self._refuses_new:
+                self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR)
+            return
         streams = self._streams
         if len(streams) >= self._streams_max or self._refuses_new:
             self._refuse_new(stream_id)
