@@ -23,9 +23,9 @@ from gateway.edge.http_answer import HttpAnswer, Refusal
 from gateway.edge.http_body import ArrivingBody, BodySource, wake
 from gateway.edge.http_kit import CallKit
 from gateway.edge.http_steps import in_steps
+from gateway.edge.http_words import HeadWords
 from gateway.edge.status import internal_error, status_of
 from gateway.wire.content_coding import IDENTITY
-from gateway.wire.http1 import RequestHead
 from gateway.wire.http_path import PathMatch, Route
 from gateway.wire.kserve.http_filling import FillingRequest
 from gateway.wire.kserve.http_raw import decode_raw_infer
@@ -94,14 +94,16 @@ class HttpCall(ArrivingBody):
         self,
         kit: CallKit,
         outlet: Outlet,
-        head: RequestHead,
+        words: HeadWords,
+        declared: int | None,
         match: PathMatch,
         client: ClientHeaders,
         arrived_s: float,
         fault: Refusal | None,
     ) -> None:
-        """`fault` is what is wrong with the head: the service will hear of it when it asks for the body."""
-        super().__init__(kit, outlet, head, kit.limits_of(match.model), fault)
+        """`declared` is the length of the body, None if that was not told. `fault` is what is wrong with the head: the
+        service will hear of it when it asks for the body."""
+        super().__init__(kit, outlet, words, declared, kit.limits_of(match.model), fault)
         assert match.route is not None, "what has no route is no call"
         self._route = match.route
         clock = kit.clock
@@ -113,7 +115,7 @@ class HttpCall(ArrivingBody):
             arrived_wall_s=clock.wall_s() - (clock.now_s() - arrived_s),
             receive=self.receive,
             # How large a compressed body will be, nobody has said.
-            body_bytes=None if head.chunked or self._inflating is not None else head.content_length or 0,
+            body_bytes=None if words.chunked or self._inflating is not None else declared or 0,
             credentials=client.credentials,
             metadata=client.metadata,
             timeout_s=client.timeout_s,
@@ -181,7 +183,7 @@ class HttpCall(ArrivingBody):
         return 0 if length > self.limits.json else length
 
     def _begin_filling(self) -> None:
-        declared, length, self._fill_at = self._head.content_length, self._fill_at, 0
+        declared, length, self._fill_at = self._declared, self._fill_at, 0
         assert declared is not None
         try:
             form, tail = form_in_pieces(self._pieces, length, declared)
@@ -265,7 +267,7 @@ class HttpCall(ArrivingBody):
     def _deliver_now(self, reply: Reply) -> bool:
         """Write the answer at once, if there is nothing to wait for. Raises `GatewayError` for what is to be told."""
         call, kit = self.call, self._kit
-        coding = kit.coding.chosen(self._head.get(b"accept-encoding"))
+        coding = kit.coding.chosen(self.words.accepts)
         if coding != IDENTITY or len(reply.message) > STEP_BYTES or call.abandoned or not self._outlet.may_write(self):
             return False
         rendered = encode_http_infer(reply.message, self._plan, call.body_id)
@@ -278,7 +280,7 @@ class HttpCall(ArrivingBody):
         """Write the answer when its turn comes; how that ended. Raises `GatewayError` for what is to be told."""
         steps = encode_in_steps(reply.message, self._plan, self.call.body_id)
         rendered = await in_steps(steps, self._in_time)
-        coding = self._kit.coding.chosen(self._head.get(b"accept-encoding"))
+        coding = self._kit.coding.chosen(self.words.accepts)
         if coding != IDENTITY:
             rendered = await self._kit.coding.encode(rendered, coding, self._expired)
         if not await self._may_begin():

@@ -22,6 +22,7 @@ from gateway.core.credentials import NO_PEER, Peer
 from gateway.core.errors import GatewayError, Reason
 from gateway.edge.http_answer import HttpAnswer, ReadyAnswer
 from gateway.edge.http_body import ArrivingBody
+from gateway.edge.http_call import HttpCall
 from gateway.edge.http_outbox import JOIN_BYTES_MAX, Outbox
 from gateway.edge.http_pacing import LINGER_BYTES_MAX, LINGER_S, LINGER_TOTAL_S, PacedConnection
 from gateway.edge.http_question import Exchange, exchange_for
@@ -30,6 +31,7 @@ from gateway.wire.http1 import (
     AfterResponse,
     BodyChunk,
     Event,
+    FormedRequest,
     Phase,
     ProtocolFault,
     RequestEnd,
@@ -123,10 +125,12 @@ class HttpConnection(PacedConnection):
         self._read_s = now_s = self._server.clock.now_s()
         try:
             received = self._codec.receive_request(data)
-            if isinstance(received, RequestHead):
+            if type(received) is tuple:
+                self._take_formed(received, now_s)
+            elif type(received) is RequestHead:
                 self._take_whole(received, now_s)
             else:
-                self._handle(received, now_s)
+                self._handle(received, now_s)  # type: ignore[arg-type]
         except Exception as fault:
             self._broken(fault)
 
@@ -243,8 +247,27 @@ class HttpConnection(PacedConnection):
 
     def _take_whole(self, head: RequestHead, now_s: float) -> None:
         """The usual request: it came alone and whole. What `_handle` makes of its three events, in one step."""
-        body, head.body = head.body, None  # the call keeps its head, and must not keep its body with it
         self._begin(head, now_s)
+        self._feed_whole(head.body, now_s)
+
+    def _take_formed(self, request: FormedRequest, now_s: float) -> None:
+        """The same, as far as it is an inference call and its head comes to what others before it came to."""
+        form, values, body = request
+        server = self._server
+        usual = server.usual_calls.of(form)
+        client = None if usual is None or self._peer is not NO_PEER else usual.client(values)
+        if usual is None or client is None:
+            self._take_whole(form.request(values, body), now_s)
+            return
+        exchange = HttpCall(server.kit, self, usual.words, len(body), usual.match, client, now_s, None)
+        self._open.append(exchange)
+        self._reading = exchange
+        assert self._loop is not None
+        exchange.start(self._loop)
+        self._feed_whole(body, now_s)
+
+    def _feed_whole(self, body: bytes | memoryview | None, now_s: float) -> None:
+        """The body of the request that has just been taken, all of it."""
         exchange = self._reading
         if exchange is not None:
             if body:

@@ -77,7 +77,7 @@ def test_it_says_what_the_careful_reading_says(
 )
 def test_what_callers_mostly_send_is_read_quickly(pairs: Pairs) -> None:
     reader = HeaderReader(("*",), random.Random(3))
-    found = reader._usual(pairs, NO_PEER)
+    found = reader.usual(pairs, NO_PEER)
     assert found is not None
     assert told(found) == told(careful(HeaderReader(("*",), random.Random(3)), pairs))
 
