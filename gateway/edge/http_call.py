@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import types
 from collections.abc import Generator
 from typing import Protocol
 
@@ -130,10 +131,11 @@ class HttpCall(ArrivingBody):
         self._task: asyncio.Task[None] | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        task = loop.create_task(self._run())
-        self._task = task
+        work = self._run()
+        # Into its `try`: a task that is cancelled before its first step runs nothing of a coroutine that has not begun.
+        work.send(None)
+        self._task = task = loop.create_task(work)
         self._kit.tasks[task] = None
-        task.add_done_callback(self._over)
 
     async def receive(self) -> None:
         """Wait for the body, decode it, and fill in the call. Raises `GatewayError`."""
@@ -238,6 +240,7 @@ class HttpCall(ArrivingBody):
         outcome = Outcome.GATEWAY_FAULT
         error: GatewayError | None = None
         try:
+            await _first_step()
             self._started = True
             reply = await kit.service.send(call)
             outcome = Outcome.OK if self._deliver_now(reply) else await self._deliver(reply)
@@ -254,7 +257,9 @@ class HttpCall(ArrivingBody):
             # take the loop with all the others down. The process is stopped by signals, in `app.py`.
             error = self._internal(raised)
         finally:
+            status = CLIENT_LEFT
             if error is not None and not call.abandoned:
+                status = status_of(error)
                 self._fail(error)
             error = None  # it holds its traceback, which holds this frame
             if reply is not None:
@@ -262,7 +267,17 @@ class HttpCall(ArrivingBody):
                     await reply.aclose(outcome)
                 except BaseException as raised:
                     self._internal(raised)
+            if not self._started:
+                # The service never saw it, so there is no record: what leaves no record is counted.
+                kit.observer.request_without_call("http", self._route.template, str(status))
             self._end()
+            self._forget()
+
+    def _forget(self) -> None:
+        """The call's task has nothing left to do."""
+        task, self._task = self._task, None
+        if task is not None:
+            del self._kit.tasks[task]
 
     def _deliver_now(self, reply: Reply) -> bool:
         """Write the answer at once, if there is nothing to wait for. Raises `GatewayError` for what is to be told."""
@@ -300,22 +315,6 @@ class HttpCall(ArrivingBody):
     def _story(self, error: GatewayError | None = None) -> str:
         call, kit = self.call, self._kit
         return kit.explainer.explain(call, kit.clock.now_s(), error) if call.explain else ""
-
-    def _over(self, task: asyncio.Task[None]) -> None:
-        """The task is done. If it was cancelled before its first step, nothing of `_run` has run, its `finally`
-        included.
-        """
-        self._kit.tasks.pop(task, None)
-        self._task = None
-        if not self._started:
-            # The service never saw it, so there is no record: what leaves no record is counted.
-            status = CLIENT_LEFT
-            if not self.call.abandoned:
-                error = self.call.cut or self._internal(asyncio.CancelledError("before the call had begun"))
-                status = status_of(error)
-                self._fail(error)
-            self._kit.observer.request_without_call("http", self._route.template, str(status))
-            self._end()
 
     def _expired(self) -> bool:
         return self._kit.clock.now_s() > self.call.deadline_s
@@ -370,6 +369,12 @@ class HttpCall(ArrivingBody):
             exc_info=(type(cause), cause, cause.__traceback__),
         )
         return internal_error()
+
+
+@types.coroutine
+def _first_step() -> Generator[None, None, None]:
+    """Wait for the first step of the task."""
+    yield
 
 
 def _too_late() -> GatewayError:

@@ -91,7 +91,13 @@ class HttpGenerate(HttpCall):
         try:
             await super()._run()
         finally:
-            await self._session.aclose()
+            try:
+                await self._session.aclose()
+            finally:
+                super()._forget()
+
+    def _forget(self) -> None:
+        """Not yet: the session is still to be closed."""
 
     def _deliver_now(self, reply: Reply) -> bool:
         return False  # the responses that follow must be waited for
