@@ -128,6 +128,18 @@ class ArrivingBody:
             elif self._fill_at and size >= self._fill_at:
                 self._begin_filling()
 
+    def take_whole(self, data: bytes | memoryview) -> None:
+        """All of the body, before anything else has happened: `feed` and `end_body` in one."""
+        size = len(data)
+        if self._inflating is not None or size > self._arriving_max:
+            self.feed(data)
+        elif size and self._kit.budget.try_reserve(size):
+            self._reserved = self._body_bytes = size
+            self._pieces.append(data)
+        elif size:
+            self.fail_body(no_memory())
+        self._complete = True
+
     def place(self, size: int) -> memoryview | None:
         """Where some of the next `size` bytes, which are not the last ones, can be received to, so that they need not
         be copied; None if there is no such place. Say `placed` then.

@@ -162,15 +162,15 @@ class HttpCall(ArrivingBody):
     def _decode(self, pieces: list[bytes | memoryview]) -> Generator[None, None, HttpInferRequest] | None:
         """Decode the body; where that would take long, the steps that do it come back."""
         size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
+        if self._named is None and 0 < size <= STEP_BYTES:
+            self._take(decode_http_infer(pieces[0] if len(pieces) == 1 else b"".join(pieces)))
+            return None
         length = None if self._named is None else parse_header_length(self._named, size)
         if is_raw(size, length):
             config = self._kit.config_of(self.call.model, self.call.version)
             self._take(decode_raw_infer(b"".join(pieces), config.inputs, config.max_batch_size))
         elif length is None:
-            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            if size > STEP_BYTES:
-                return decode_in_steps(bytes(body))
-            self._take(decode_http_infer(body))
+            return decode_in_steps(b"".join(pieces))
         elif length > self.limits.json:
             raise GatewayError(Reason.TOO_LARGE, f"the JSON part has {length} bytes; {self._json_takes()}")
         else:
@@ -282,8 +282,10 @@ class HttpCall(ArrivingBody):
     def _deliver_now(self, reply: Reply) -> bool:
         """Write the answer at once, if there is nothing to wait for. Raises `GatewayError` for what is to be told."""
         call, kit = self.call, self._kit
-        coding = kit.coding.chosen(self.words.accepts)
-        if coding != IDENTITY or len(reply.message) > STEP_BYTES or call.abandoned or not self._outlet.may_write(self):
+        accepts = self.words.accepts
+        if accepts is not None and kit.coding.chosen(accepts) != IDENTITY:
+            return False
+        if len(reply.message) > STEP_BYTES or call.abandoned or not self._outlet.may_write(self):
             return False
         rendered = encode_http_infer(reply.message, self._plan, call.body_id)
         if kit.clock.now_s() > call.deadline_s:
@@ -357,7 +359,11 @@ class HttpCall(ArrivingBody):
     def _end(self) -> None:
         """Free what the call held, and break its circles, so that it is gone without the garbage collector."""
         self._done_with = True
-        self._drop()
+        if self._pieces or self._filling is not None or self._inflating is not None:
+            self._drop()
+        elif self._reserved:
+            self._kit.budget.release(self._reserved)
+            self._reserved = 0
         self.call.receive = None
         self._fault = self.call.cut = None
 

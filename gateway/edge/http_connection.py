@@ -248,7 +248,14 @@ class HttpConnection(PacedConnection):
     def _take_whole(self, head: RequestHead, now_s: float) -> None:
         """The usual request: it came alone and whole. What `_handle` makes of its three events, in one step."""
         self._begin(head, now_s)
-        self._feed_whole(head.body, now_s)
+        exchange = self._reading
+        if exchange is not None:
+            if head.body:
+                exchange.feed(head.body)
+            exchange.end_body()
+            self._reading = None
+        if exchange is None or exchange.answer is not None or self._reading_paused:
+            self._handle([], now_s)
 
     def _take_formed(self, request: FormedRequest, now_s: float) -> None:
         """The same, as far as it is an inference call and its head comes to what others before it came to."""
@@ -261,20 +268,11 @@ class HttpConnection(PacedConnection):
             return
         exchange = HttpCall(server.kit, self, usual.words, len(body), usual.match, client, now_s, None)
         self._open.append(exchange)
-        self._reading = exchange
+        self._reading = None
         assert self._loop is not None
         exchange.start(self._loop)
-        self._feed_whole(body, now_s)
-
-    def _feed_whole(self, body: bytes | memoryview | None, now_s: float) -> None:
-        """The body of the request that has just been taken, all of it."""
-        exchange = self._reading
-        if exchange is not None:
-            if body:
-                exchange.feed(body)
-            exchange.end_body()
-            self._reading = None
-        if exchange is None or exchange.answer is not None or self._reading_paused:
+        exchange.take_whole(body)
+        if self._reading_paused:
             self._handle([], now_s)
 
     def _begin(self, head: RequestHead, arrived_s: float) -> None:
@@ -321,17 +319,18 @@ class HttpConnection(PacedConnection):
 
     def _write_usual(self, call: Exchange, answer: HttpAnswer) -> bool:
         """Write the answer if the connection has no other request and just becomes idle. Whether it was that."""
-        if answer.length > JOIN_BYTES_MAX or self._handling or self._closes(answer.status):
+        server = self._server
+        if answer.length > JOIN_BYTES_MAX or self._handling or server.draining or answer.status == 408:
             return False
         data = self._codec.answer(answer.status, answer.block, b"".join(answer.chunks))
         if not data:
             return False
-        server = self._server
         call.answered = True
         self._open.popleft()
         self._outbox.emit(data)
         self._read_s = now_s = server.clock.now_s()
-        self._timer.watch_from(now_s + server.limits.keepalive_idle_ms / 1000)
+        if now_s + server.limits.keepalive_idle_ms / 1000 < self._timer.due_s:
+            self._timer.watch()
         return True
 
     def begin(self, call: Exchange, answer: HttpAnswer) -> None:
