@@ -83,7 +83,8 @@ class HeaderReader:
         self._prefixes = tuple(name[:-1].lower() for name in forward if name.endswith("*") and name != "*")
         self._use: dict[str | bytes, int] = {}
         self._places: dict[bytes, tuple[int, str, int]] = {}
-        self._timeouts: dict[bytes | str, float] = {}
+        self.timeouts_s: dict[bytes | str, float] = {}
+        """What values of the time-out stand for that were seen before. Always this very dictionary."""
 
     def new_request_id(self) -> str:
         """32 hex digits."""
@@ -143,7 +144,7 @@ class HeaderReader:
                 elif place == _FORWARDED:
                     continue
             elif place == _IS_TIMEOUT:
-                timeout_s = self._timeouts.get(value)
+                timeout_s = self.timeouts_s.get(value)
                 if timeout_s is None and (timeout_s := self._timeout(value)) is None:
                     return None
             elif place == _IS_PARENT:
@@ -198,7 +199,7 @@ class HeaderReader:
 
     def usual_timeout_s(self, value: str) -> float | None:
         """The seconds that the time-out `value`, in ASCII, stands for; None if there is something wrong with it."""
-        timeout_s = self._timeouts.get(value)
+        timeout_s = self.timeouts_s.get(value)
         return self._timeout(value) if timeout_s is None else timeout_s
 
     def _timeout(self, value: bytes | str) -> float | None:
@@ -208,9 +209,9 @@ class HeaderReader:
         except GatewayError:
             return None
         if timeout_s is not None:
-            if len(self._timeouts) >= _USES_MAX:
-                self._timeouts.clear()
-            self._timeouts[value] = timeout_s
+            if len(self.timeouts_s) >= _USES_MAX:
+                self.timeouts_s.clear()
+            self.timeouts_s[value] = timeout_s
         return timeout_s
 
     def _learn(self, name: str | bytes) -> int:

@@ -313,25 +313,20 @@ class HttpConnection(PacedConnection):
         return bool(self._open) and self._open[0] is call and not self._write_paused and not self._finished
 
     def write(self, call: Exchange, answer: HttpAnswer) -> None:
-        if not self._write_usual(call, answer):
-            self._answer(call, answer)
-            self._go_on_reading()
-
-    def _write_usual(self, call: Exchange, answer: HttpAnswer) -> bool:
-        """Write the answer if the connection has no other request and just becomes idle. Whether it was that."""
         server = self._server
-        if answer.length > JOIN_BYTES_MAX or self._handling or server.draining or answer.status == 408:
-            return False
-        data = self._codec.answer(answer.status, answer.block, b"".join(answer.chunks))
-        if not data:
-            return False
-        call.answered = True
-        self._open.popleft()
-        self._outbox.emit(data)
-        self._read_s = now_s = server.clock.now_s()
-        if now_s + server.limits.keepalive_idle_ms / 1000 < self._timer.due_s:
-            self._timer.watch()
-        return True
+        if not (answer.length > JOIN_BYTES_MAX or self._handling or server.draining or answer.status == 408):
+            # As is usual, unless the connection has another request: it just becomes idle.
+            data = self._codec.answer(answer.status, answer.block, b"".join(answer.chunks))
+            if data:
+                call.answered = True
+                self._open.popleft()
+                self._outbox.emit(data)
+                self._read_s = now_s = server.clock.now_s()
+                if now_s + server.limits.keepalive_idle_ms / 1000 < self._timer.due_s:
+                    self._timer.watch()
+                return
+        self._answer(call, answer)
+        self._go_on_reading()
 
     def begin(self, call: Exchange, answer: HttpAnswer) -> None:
         codec = self._codec

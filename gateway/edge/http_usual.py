@@ -14,14 +14,14 @@ from gateway.edge.http_words import HeadWords
 from gateway.wire.http1 import HeadForm
 from gateway.wire.http_path import PathMatch, Route
 
-_FORMS_MAX = 1024
+_FORMS_MAX = 2048
 
 
 class UsualCall:
     """What inference requests of one form come to."""
 
     __slots__ = (
-        *("_credentials", "_id_at", "_metadata", "_parent_at", "_reader", "_timeout_at", "_timeout_s"),
+        *("_credentials", "_id_at", "_metadata", "_parent_at", "_reader", "_timeout_at", "_timeout_s", "_timeouts_s"),
         *("match", "words"),
     )
 
@@ -36,6 +36,7 @@ class UsualCall:
         self._id_at = places.get(REQUEST_ID.encode(), -1)
         self._parent_at = places.get(TRACEPARENT.encode(), -1)
         self._timeout_at = places.get(TIMEOUT_MS.encode(), -1)
+        self._timeouts_s = reader.timeouts_s
         self._timeout_s = sample.timeout_s
         self._credentials = sample.credentials
         self._metadata = [(pair, pair[0], places.get(pair[0].encode(), -1)) for pair in sample.metadata]
@@ -47,8 +48,9 @@ class UsualCall:
             return None
         timeout_s = self._timeout_s
         if self._timeout_at >= 0:
-            timeout_s = self._reader.usual_timeout_s(values[self._timeout_at])
-            if timeout_s is None:
+            value = values[self._timeout_at]
+            timeout_s = self._timeouts_s.get(value)
+            if timeout_s is None and (timeout_s := self._reader.usual_timeout_s(value)) is None:
                 return None
         return ClientHeaders(
             values[self._id_at] if self._id_at >= 0 else self._reader.new_request_id(),

@@ -130,23 +130,36 @@ def test_limits_hold_for_known_heads_too() -> None:
 
 
 def test_what_is_remembered_is_bounded(forms: HeadForms) -> None:
-    for number in range(100_000, 100_200):
+    for number in range(100_000, 101_000):
         Http1Server(LIMITS).receive_request(FIRST.replace(b"Host: x", b"Host: h%d" % number))
-    assert len(forms) == 8
-    for length in range(700):
+    assert len(forms) == 16
+    most = 0
+    for number in range(5000):
+        Http1Server(LIMITS).receive_request(FIRST.replace(b"/infer", b"/infer%d" % number))
+        Http1Server(LIMITS).receive_request(FIRST.replace(b"/infer", b"/in%d" % number).replace(b"Host: x", b"Host: y"))
+        assert len(forms) == sum(map(len, forms._of_line.values()))
+        assert len(forms._unknown) == len(forms._of_line) <= 2048
+        most = max(most, len(forms))
+    assert most == 2048
+    for length in (100, HEAD_BYTES_MAX):
         Http1Server(LIMITS).receive_request(FIRST.replace(b"Host: x", b"Host: x\r\na: " + b"b" * length))
-    assert len(forms) <= 512
-    Http1Server(LIMITS).receive_request(FIRST.replace(b"Host: x", b"Host: x\r\na: " + b"b" * HEAD_BYTES_MAX))
-    assert max(forms._of_size) <= HEAD_BYTES_MAX
+    assert max(form.size for of_line in forms._of_line.values() for form in of_line) <= HEAD_BYTES_MAX
 
 
-def test_heads_of_a_size_that_never_repeat_are_seldom_worth_a_form(forms: HeadForms) -> None:
-    learned = 0
-    for number in range(10_000, 10_500):
-        before = forms._of_size.get(len(FIRST) + 3, [])[-1:]
+def test_heads_that_never_repeat_are_seldom_worth_a_form(forms: HeadForms) -> None:
+    learned = set()
+    for number in range(10_000, 11_000):
         Http1Server(LIMITS).receive_request(FIRST.replace(b"Host: x", b"Host: h%d" % number))
-        learned += before != forms._of_size.get(len(FIRST) + 3, [])[-1:]
-    assert 8 <= learned < 30
+        learned |= {form.index[b"host"] for of_line in forms._of_line.values() for form in of_line}
+    assert 16 < len(learned) < 60
+
+
+def test_many_models_whose_heads_have_one_size_are_all_known(forms: HeadForms) -> None:
+    heads = [FIRST.replace(b"/m/", b"/m%d/" % number) for number in range(100, 400)]
+    for _ in range(2):
+        received = [Http1Server(LIMITS).receive_request(head) for head in heads]
+    assert all(isinstance(each, tuple) for each in received)
+    assert len(forms) == 300
 
 
 def test_only_what_was_read_from_these_bytes_has_a_form() -> None:

@@ -18,11 +18,11 @@ VARYING = frozenset({CONTENT_LENGTH, REQUEST_ID.encode(), TIMEOUT_MS.encode(), T
 """Headers whose values differ from request to request. Here they are visible ASCII, not empty and without a space;
 heads in which they are not go the long way."""
 HEAD_BYTES_MAX = 2048
-_SIZES_MAX = 512
-_OF_SIZE_MAX = 8
-_OFTEN_UNKNOWN, _THEN_EACH = 8, 32
-"""After so many heads of one size that had no form yet only each so manieth is given one: a client whose heads never
-repeat does not pay for it, nor push the others' forms out each time."""
+_FORMS_MAX = 2048
+_OF_LINE_MAX = 16
+_OFTEN_UNKNOWN, _THEN_EACH = 16, 32
+"""After so many heads with one request line that had no form yet only each so manieth is given one: a client whose
+heads never repeat does not pay for it, nor push the others' forms out each time."""
 _VISIBLE = bytes(range(0x21, 0x7F))
 
 
@@ -82,47 +82,60 @@ class HeadForm:
 
 
 class HeadForms:
-    """The forms of heads seen before, bounded in number and size."""
+    """The forms of heads seen before, by their request lines; bounded in number and size."""
 
-    __slots__ = ("_of_size", "_unknown")
+    __slots__ = ("_count", "_of_line", "_unknown")
 
     def __init__(self) -> None:
-        self._of_size: dict[int, list[HeadForm]] = {}
-        self._unknown: dict[int, int] = {}
-        """How many heads of this size had none of its forms."""
+        self._of_line: dict[bytes, list[HeadForm]] = {}
+        self._unknown: dict[bytes, int] = {}
+        """How many heads with this line had none of its forms."""
+        self._count = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._of_size.values()))
+        return self._count
 
     def find(self, data: bytes, size: int) -> tuple[HeadForm, list[str]] | None:
         """The form and the values of the request that `data` is, whole, with a head of `size` bytes; None if no such
         head was seen before.
         """
-        for form in self._of_size.get(size, ()):
-            values = form.values(data)
-            if values is not None:
-                return form, values
+        for form in self._of_line.get(data[: data.find(b"\r\n")], ()):
+            if form.size == size:
+                values = form.values(data)
+                if values is not None:
+                    return form, values
         return None
 
     def learn(self, head: bytes, request: RequestHead) -> None:
         """Remember the form of `head`, which was read as `request`, if more of it can be expected."""
-        size = len(head)
-        if size > HEAD_BYTES_MAX:
+        if len(head) > HEAD_BYTES_MAX:
             return
-        forms = self._of_size.get(size)
-        if forms is None:
-            if len(self._of_size) >= _SIZES_MAX:
-                self._of_size.clear()
-                self._unknown.clear()
-            forms = self._of_size[size] = []
-        self._unknown[size] = unknown = self._unknown.get(size, 0) + 1
+        line = head[: head.find(b"\r\n")]
+        if line not in self._of_line:
+            if len(self._of_line) >= _FORMS_MAX:
+                self._clear()
+            self._of_line[line], self._unknown[line] = [], 0
+        forms = self._of_line[line]
+        self._unknown[line] = unknown = self._unknown[line] + 1
         if unknown > _OFTEN_UNKNOWN and unknown % _THEN_EACH:
             return
         form = form_of(head, request)
-        if form is not None:
-            if len(forms) >= _OF_SIZE_MAX:
-                del forms[0]
-            forms.append(form)
+        if form is None:
+            return
+        if self._count >= _FORMS_MAX:
+            self._clear()
+            self._of_line[line], self._unknown[line] = forms, unknown
+            self._count = len(forms)
+        if len(forms) >= _OF_LINE_MAX:
+            del forms[0]
+            self._count -= 1
+        forms.append(form)
+        self._count += 1
+
+    def _clear(self) -> None:
+        self._of_line.clear()
+        self._unknown.clear()
+        self._count = 0
 
 
 def form_of(head: bytes, request: RequestHead) -> HeadForm | None:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from gateway.wire.http1.chunked import ChunkedBody, piece
+from gateway.wire.http1.chunked import COPY_MAX_BYTES, ChunkedBody, piece
 from gateway.wire.http1.events import REQUEST_END, BodyChunk, Event, ProtocolFault, Refusal, RequestHead
 from gateway.wire.http1.forms import HeadForm, HeadForms
 from gateway.wire.http1.head import parse_head, safe_head_bytes
 from gateway.wire.http1.limits import Http1Limits
-from gateway.wire.http1.response import CONTINUE_100, LAST_CHUNK, Http1UsageError, header_block, status_line
+from gateway.wire.http1.response import (
+    CONTINUE_100,
+    LAST_CHUNK,
+    STATUS_LINES,
+    Http1UsageError,
+    header_block,
+    status_line,
+)
 from gateway.wire.http1.scan import HeadCollector
 from gateway.wire.http1.states import AfterResponse, Eof, Exchange, Phase, WholeExchange, exchange_of
 
@@ -81,11 +88,12 @@ class Http1Server:
                 return self._receive_head(data, stop)
             form, values = found
             self._form = form
-        size, start = len(data), form.size
-        if size - start > self._limits.body_max_bytes:
+        start = form.size
+        size = len(data) - start
+        if size > self._limits.body_max_bytes:
             return self._run(data, 0)
         self._open.append(WholeExchange())
-        return form, values, piece(data, start, size) if size > start else b""
+        return form, values, data[start:] if size <= COPY_MAX_BYTES else memoryview(data)[start:]
 
     def _receive_head(self, data: bytes, stop: int) -> RequestHead | list[Event]:
         """`receive_request` for a head that ends at `stop`, below 4 for none, and has to be read."""
@@ -333,7 +341,8 @@ class Http1Server:
         if not exchange.usual or not exchange.complete or exchange.answered or exchange.close or status in _BODILESS:
             return b""
         opened.popleft()
-        return b"".join((status_line(status), block, b"content-length: %d\r\n\r\n" % len(body), body))
+        line = STATUS_LINES[status] if status in STATUS_LINES else status_line(status)
+        return b"".join((line, block, b"content-length: %d\r\n\r\n" % len(body), body))
 
     def respond(
         self,

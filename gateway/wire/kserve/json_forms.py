@@ -33,18 +33,14 @@ class JsonForm(Generic[T]):
     raw bytes; `rest` whatever else the document came to.
     """
 
-    __slots__ = ("_head", "_name", "after", "opening", "rest")
+    __slots__ = ("after", "head", "name", "opening", "rest")
 
     def __init__(self, after: bytes, name: str, head: TensorHead, opening: bytes, rest: T) -> None:
         self.after = after
-        self._name = name
-        self._head = head
+        self.name = name
+        self.head = head
         self.opening = opening
         self.rest = rest
-
-    def raw(self, elements: list[Any]) -> bytes:
-        """The bytes of the elements. Raises `GatewayError` (BAD_REQUEST)."""
-        return encode_elements(self._name, self._head, elements)
 
 
 class JsonForms(Generic[T]):
@@ -71,7 +67,7 @@ class JsonForms(Generic[T]):
             elements = orjson.loads(document[at : len(document) - len(form.after)])
         except orjson.JSONDecodeError:
             return None
-        return (form, form.raw(elements)) if type(elements) is list else None
+        return (form, encode_elements(form.name, form.head, elements)) if type(elements) is list else None
 
     def learn(self, text: bytes, document: dict[str, Any], message: bytes, rest: T) -> None:
         """Remember the form of `text`, which was read as `document` and came to `message` and `rest`."""
