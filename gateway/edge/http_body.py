@@ -11,10 +11,10 @@ from typing import Protocol
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import BodyLimits
 from gateway.edge.http_answer import Refusal
-from gateway.edge.http_coding import arriving_bytes_max, request_coding
+from gateway.edge.http_coding import arriving_bytes_max
 from gateway.edge.http_kit import CallKit
+from gateway.edge.http_words import HeadWords
 from gateway.edge.inflating import InflatingBody, no_memory
-from gateway.wire.http1 import RequestHead
 from gateway.wire.kserve.http_filling import FillingRequest
 
 FILL_BYTES_LEAST = 512 * 1024
@@ -38,11 +38,11 @@ class ArrivingBody:
         "_arriving_max",
         "_body_bytes",
         "_complete",
+        "_declared",
         "_done_with",
         "_fault",
         "_fill_at",
         "_filling",
-        "_head",
         "_inflating",
         "_kit",
         "_named",
@@ -54,24 +54,33 @@ class ArrivingBody:
         "body_limit",
         "limits",
         "wanted",
+        "words",
     )
 
     def __init__(
-        self, kit: CallKit, outlet: BodySource, head: RequestHead, limits: BodyLimits | None, fault: Refusal | None
+        self,
+        kit: CallKit,
+        outlet: BodySource,
+        words: HeadWords,
+        declared: int | None,
+        limits: BodyLimits | None,
+        fault: Refusal | None,
     ) -> None:
-        """`limits` are the model's, None if no policy names it; `fault` is what is wrong with the head."""
+        """`declared` is the length of the body, None if that was not told; `limits` are the model's, None if no policy
+        names it; `fault` is what is wrong with the head."""
         self._kit = kit
         self._outlet = outlet
-        self._head = head
+        self.words = words
+        self._declared = declared
         self._fault = fault
         self.limits = limits = limits or UNKNOWN_MODEL_LIMITS
-        self._named = named = head.get(b"inference-header-content-length")
+        self._named = named = words.named
         # Without that header all of the body is JSON.
         self.body_limit = limits.body if named is not None else min(limits.body, limits.json)
         """Of the body as it is to be read: decompressed."""
         self._arriving_max = self.body_limit
         self._inflating: InflatingBody | None = None
-        if fault is None and request_coding(head):
+        if words.deflated and fault is None:
             self._arriving_max = arriving_bytes_max(self.body_limit)
             self._inflating = InflatingBody(kit.coding.workers, kit.budget, self.body_limit, self._bomb)
         self.answered = False
@@ -93,7 +102,7 @@ class ArrivingBody:
         """Whether it is the client's turn: it has been asked for the body if it wants to be, and the body is good so
         far.
         """
-        return self._fault is None and (self.wanted or not self._head.expect_continue)
+        return self._fault is None and (self.wanted or not self.words.expects)
 
     @property
     def held_bytes(self) -> int:
@@ -118,6 +127,18 @@ class ArrivingBody:
                 wake(self._waiter)
             elif self._fill_at and size >= self._fill_at:
                 self._begin_filling()
+
+    def take_whole(self, data: bytes | memoryview) -> None:
+        """All of the body, before anything else has happened: `feed` and `end_body` in one."""
+        size = len(data)
+        if self._inflating is not None or size > self._arriving_max:
+            self.feed(data)
+        elif size and self._kit.budget.try_reserve(size):
+            self._reserved = self._body_bytes = size
+            self._pieces.append(data)
+        elif size:
+            self.fail_body(no_memory())
+        self._complete = True
 
     def place(self, size: int) -> memoryview | None:
         """Where some of the next `size` bytes, which are not the last ones, can be received to, so that they need not
@@ -148,7 +169,7 @@ class ArrivingBody:
 
     async def _arrive(self) -> None:
         """Wait until `_filling`, or else `_pieces`, are the whole body, decompressed. Raises what is wrong with it."""
-        declared = self._head.content_length
+        declared = self._declared
         if declared is not None and self._fault is None:
             if declared > self._arriving_max:
                 self.fail_body(self._too_large(f"the body has {declared} bytes"))

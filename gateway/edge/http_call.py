@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import types
 from collections.abc import Generator
 from typing import Protocol
 
@@ -23,9 +24,9 @@ from gateway.edge.http_answer import HttpAnswer, Refusal
 from gateway.edge.http_body import ArrivingBody, BodySource, wake
 from gateway.edge.http_kit import CallKit
 from gateway.edge.http_steps import in_steps
+from gateway.edge.http_words import HeadWords
 from gateway.edge.status import internal_error, status_of
 from gateway.wire.content_coding import IDENTITY
-from gateway.wire.http1 import RequestHead
 from gateway.wire.http_path import PathMatch, Route
 from gateway.wire.kserve.http_filling import FillingRequest
 from gateway.wire.kserve.http_raw import decode_raw_infer
@@ -94,14 +95,16 @@ class HttpCall(ArrivingBody):
         self,
         kit: CallKit,
         outlet: Outlet,
-        head: RequestHead,
+        words: HeadWords,
+        declared: int | None,
         match: PathMatch,
         client: ClientHeaders,
         arrived_s: float,
         fault: Refusal | None,
     ) -> None:
-        """`fault` is what is wrong with the head: the service will hear of it when it asks for the body."""
-        super().__init__(kit, outlet, head, kit.limits_of(match.model), fault)
+        """`declared` is the length of the body, None if that was not told. `fault` is what is wrong with the head: the
+        service will hear of it when it asks for the body."""
+        super().__init__(kit, outlet, words, declared, kit.limits_of(match.model), fault)
         assert match.route is not None, "what has no route is no call"
         self._route = match.route
         clock = kit.clock
@@ -113,7 +116,7 @@ class HttpCall(ArrivingBody):
             arrived_wall_s=clock.wall_s() - (clock.now_s() - arrived_s),
             receive=self.receive,
             # How large a compressed body will be, nobody has said.
-            body_bytes=None if head.chunked or self._inflating is not None else head.content_length or 0,
+            body_bytes=None if words.chunked or self._inflating is not None else declared or 0,
             credentials=client.credentials,
             metadata=client.metadata,
             timeout_s=client.timeout_s,
@@ -128,10 +131,11 @@ class HttpCall(ArrivingBody):
         self._task: asyncio.Task[None] | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        task = loop.create_task(self._run())
-        self._task = task
+        work = self._run()
+        # Into its `try`: a task that is cancelled before its first step runs nothing of a coroutine that has not begun.
+        work.send(None)
+        self._task = task = loop.create_task(work)
         self._kit.tasks[task] = None
-        task.add_done_callback(self._over)
 
     async def receive(self) -> None:
         """Wait for the body, decode it, and fill in the call. Raises `GatewayError`."""
@@ -158,15 +162,15 @@ class HttpCall(ArrivingBody):
     def _decode(self, pieces: list[bytes | memoryview]) -> Generator[None, None, HttpInferRequest] | None:
         """Decode the body; where that would take long, the steps that do it come back."""
         size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
+        if self._named is None and 0 < size <= STEP_BYTES:
+            self._take(decode_http_infer(pieces[0] if len(pieces) == 1 else b"".join(pieces)))
+            return None
         length = None if self._named is None else parse_header_length(self._named, size)
         if is_raw(size, length):
             config = self._kit.config_of(self.call.model, self.call.version)
             self._take(decode_raw_infer(b"".join(pieces), config.inputs, config.max_batch_size))
         elif length is None:
-            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            if size > STEP_BYTES:
-                return decode_in_steps(bytes(body))
-            self._take(decode_http_infer(body))
+            return decode_in_steps(b"".join(pieces))
         elif length > self.limits.json:
             raise GatewayError(Reason.TOO_LARGE, f"the JSON part has {length} bytes; {self._json_takes()}")
         else:
@@ -181,7 +185,7 @@ class HttpCall(ArrivingBody):
         return 0 if length > self.limits.json else length
 
     def _begin_filling(self) -> None:
-        declared, length, self._fill_at = self._head.content_length, self._fill_at, 0
+        declared, length, self._fill_at = self._declared, self._fill_at, 0
         assert declared is not None
         try:
             form, tail = form_in_pieces(self._pieces, length, declared)
@@ -236,6 +240,7 @@ class HttpCall(ArrivingBody):
         outcome = Outcome.GATEWAY_FAULT
         error: GatewayError | None = None
         try:
+            await _first_step()
             self._started = True
             reply = await kit.service.send(call)
             outcome = Outcome.OK if self._deliver_now(reply) else await self._deliver(reply)
@@ -252,7 +257,9 @@ class HttpCall(ArrivingBody):
             # take the loop with all the others down. The process is stopped by signals, in `app.py`.
             error = self._internal(raised)
         finally:
+            status = CLIENT_LEFT
             if error is not None and not call.abandoned:
+                status = status_of(error)
                 self._fail(error)
             error = None  # it holds its traceback, which holds this frame
             if reply is not None:
@@ -260,13 +267,25 @@ class HttpCall(ArrivingBody):
                     await reply.aclose(outcome)
                 except BaseException as raised:
                     self._internal(raised)
+            if not self._started:
+                # The service never saw it, so there is no record: what leaves no record is counted.
+                kit.observer.request_without_call("http", self._route.template, str(status))
             self._end()
+            self._forget()
+
+    def _forget(self) -> None:
+        """The call's task has nothing left to do."""
+        task, self._task = self._task, None
+        if task is not None:
+            del self._kit.tasks[task]
 
     def _deliver_now(self, reply: Reply) -> bool:
         """Write the answer at once, if there is nothing to wait for. Raises `GatewayError` for what is to be told."""
         call, kit = self.call, self._kit
-        coding = kit.coding.chosen(self._head.get(b"accept-encoding"))
-        if coding != IDENTITY or len(reply.message) > STEP_BYTES or call.abandoned or not self._outlet.may_write(self):
+        accepts = self.words.accepts
+        if accepts is not None and kit.coding.chosen(accepts) != IDENTITY:
+            return False
+        if len(reply.message) > STEP_BYTES or call.abandoned or not self._outlet.may_write(self):
             return False
         rendered = encode_http_infer(reply.message, self._plan, call.body_id)
         if kit.clock.now_s() > call.deadline_s:
@@ -278,7 +297,7 @@ class HttpCall(ArrivingBody):
         """Write the answer when its turn comes; how that ended. Raises `GatewayError` for what is to be told."""
         steps = encode_in_steps(reply.message, self._plan, self.call.body_id)
         rendered = await in_steps(steps, self._in_time)
-        coding = self._kit.coding.chosen(self._head.get(b"accept-encoding"))
+        coding = self._kit.coding.chosen(self.words.accepts)
         if coding != IDENTITY:
             rendered = await self._kit.coding.encode(rendered, coding, self._expired)
         if not await self._may_begin():
@@ -298,22 +317,6 @@ class HttpCall(ArrivingBody):
     def _story(self, error: GatewayError | None = None) -> str:
         call, kit = self.call, self._kit
         return kit.explainer.explain(call, kit.clock.now_s(), error) if call.explain else ""
-
-    def _over(self, task: asyncio.Task[None]) -> None:
-        """The task is done. If it was cancelled before its first step, nothing of `_run` has run, its `finally`
-        included.
-        """
-        self._kit.tasks.pop(task, None)
-        self._task = None
-        if not self._started:
-            # The service never saw it, so there is no record: what leaves no record is counted.
-            status = CLIENT_LEFT
-            if not self.call.abandoned:
-                error = self.call.cut or self._internal(asyncio.CancelledError("before the call had begun"))
-                status = status_of(error)
-                self._fail(error)
-            self._kit.observer.request_without_call("http", self._route.template, str(status))
-            self._end()
 
     def _expired(self) -> bool:
         return self._kit.clock.now_s() > self.call.deadline_s
@@ -356,7 +359,11 @@ class HttpCall(ArrivingBody):
     def _end(self) -> None:
         """Free what the call held, and break its circles, so that it is gone without the garbage collector."""
         self._done_with = True
-        self._drop()
+        if self._pieces or self._filling is not None or self._inflating is not None:
+            self._drop()
+        elif self._reserved:
+            self._kit.budget.release(self._reserved)
+            self._reserved = 0
         self.call.receive = None
         self._fault = self.call.cut = None
 
@@ -368,6 +375,12 @@ class HttpCall(ArrivingBody):
             exc_info=(type(cause), cause, cause.__traceback__),
         )
         return internal_error()
+
+
+@types.coroutine
+def _first_step() -> Generator[None, None, None]:
+    """Wait for the first step of the task."""
+    yield
 
 
 def _too_late() -> GatewayError:

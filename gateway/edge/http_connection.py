@@ -22,6 +22,7 @@ from gateway.core.credentials import NO_PEER, Peer
 from gateway.core.errors import GatewayError, Reason
 from gateway.edge.http_answer import HttpAnswer, ReadyAnswer
 from gateway.edge.http_body import ArrivingBody
+from gateway.edge.http_call import HttpCall
 from gateway.edge.http_outbox import JOIN_BYTES_MAX, Outbox
 from gateway.edge.http_pacing import LINGER_BYTES_MAX, LINGER_S, LINGER_TOTAL_S, PacedConnection
 from gateway.edge.http_question import Exchange, exchange_for
@@ -30,6 +31,7 @@ from gateway.wire.http1 import (
     AfterResponse,
     BodyChunk,
     Event,
+    FormedRequest,
     Phase,
     ProtocolFault,
     RequestEnd,
@@ -123,10 +125,12 @@ class HttpConnection(PacedConnection):
         self._read_s = now_s = self._server.clock.now_s()
         try:
             received = self._codec.receive_request(data)
-            if isinstance(received, RequestHead):
+            if type(received) is tuple:
+                self._take_formed(received, now_s)
+            elif type(received) is RequestHead:
                 self._take_whole(received, now_s)
             else:
-                self._handle(received, now_s)
+                self._handle(received, now_s)  # type: ignore[arg-type]
         except Exception as fault:
             self._broken(fault)
 
@@ -243,15 +247,32 @@ class HttpConnection(PacedConnection):
 
     def _take_whole(self, head: RequestHead, now_s: float) -> None:
         """The usual request: it came alone and whole. What `_handle` makes of its three events, in one step."""
-        body, head.body = head.body, None  # the call keeps its head, and must not keep its body with it
         self._begin(head, now_s)
         exchange = self._reading
         if exchange is not None:
-            if body:
-                exchange.feed(body)
+            if head.body:
+                exchange.feed(head.body)
             exchange.end_body()
             self._reading = None
         if exchange is None or exchange.answer is not None or self._reading_paused:
+            self._handle([], now_s)
+
+    def _take_formed(self, request: FormedRequest, now_s: float) -> None:
+        """The same, as far as it is an inference call and its head comes to what others before it came to."""
+        form, values, body = request
+        server = self._server
+        usual = server.usual_calls.of(form)
+        client = None if usual is None or self._peer is not NO_PEER else usual.client(values)
+        if usual is None or client is None:
+            self._take_whole(form.request(values, body), now_s)
+            return
+        exchange = HttpCall(server.kit, self, usual.words, len(body), usual.match, client, now_s, None)
+        self._open.append(exchange)
+        self._reading = None
+        assert self._loop is not None
+        exchange.start(self._loop)
+        exchange.take_whole(body)
+        if self._reading_paused:
             self._handle([], now_s)
 
     def _begin(self, head: RequestHead, arrived_s: float) -> None:
@@ -292,24 +313,20 @@ class HttpConnection(PacedConnection):
         return bool(self._open) and self._open[0] is call and not self._write_paused and not self._finished
 
     def write(self, call: Exchange, answer: HttpAnswer) -> None:
-        if not self._write_usual(call, answer):
-            self._answer(call, answer)
-            self._go_on_reading()
-
-    def _write_usual(self, call: Exchange, answer: HttpAnswer) -> bool:
-        """Write the answer if the connection has no other request and just becomes idle. Whether it was that."""
-        if answer.length > JOIN_BYTES_MAX or self._handling or self._closes(answer.status):
-            return False
-        data = self._codec.answer(answer.status, answer.block, b"".join(answer.chunks))
-        if not data:
-            return False
         server = self._server
-        call.answered = True
-        self._open.popleft()
-        self._outbox.emit(data)
-        self._read_s = now_s = server.clock.now_s()
-        self._timer.watch_from(now_s + server.limits.keepalive_idle_ms / 1000)
-        return True
+        if not (answer.length > JOIN_BYTES_MAX or self._handling or server.draining or answer.status == 408):
+            # As is usual, unless the connection has another request: it just becomes idle.
+            data = self._codec.answer(answer.status, answer.block, b"".join(answer.chunks))
+            if data:
+                call.answered = True
+                self._open.popleft()
+                self._outbox.emit(data)
+                self._read_s = now_s = server.clock.now_s()
+                if now_s + server.limits.keepalive_idle_ms / 1000 < self._timer.due_s:
+                    self._timer.watch()
+                return
+        self._answer(call, answer)
+        self._go_on_reading()
 
     def begin(self, call: Exchange, answer: HttpAnswer) -> None:
         codec = self._codec

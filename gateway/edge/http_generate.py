@@ -25,8 +25,8 @@ from gateway.edge.headers import ClientHeaders
 from gateway.edge.http_answer import Refusal
 from gateway.edge.http_call import HttpCall, Outlet
 from gateway.edge.http_kit import CallKit
+from gateway.edge.http_words import HeadWords
 from gateway.edge.status import error_body
-from gateway.wire.http1 import RequestHead
 from gateway.wire.http_path import PathMatch, Route
 from gateway.wire.kserve.generate_request import decode_generate
 from gateway.wire.kserve.generate_response import encode_generate
@@ -48,7 +48,8 @@ class HttpGenerate(HttpCall):
         self,
         kit: CallKit,
         outlet: Outlet,
-        head: RequestHead,
+        words: HeadWords,
+        declared: int | None,
         match: PathMatch,
         client: ClientHeaders,
         arrived_s: float,
@@ -56,7 +57,7 @@ class HttpGenerate(HttpCall):
     ) -> None:
         # Triton makes parameters of forwarded headers, but not on these routes.
         client = replace(client, metadata=tuple(pair for pair in client.metadata if pair[0] in _TRACE))
-        super().__init__(kit, outlet, head, match, client, arrived_s, fault)
+        super().__init__(kit, outlet, words, declared, match, client, arrived_s, fault)
         self._session = self.call.session = Session(client.metadata)
         self._begun = False
         """The head of a stream is written."""
@@ -90,7 +91,13 @@ class HttpGenerate(HttpCall):
         try:
             await super()._run()
         finally:
-            await self._session.aclose()
+            try:
+                await self._session.aclose()
+            finally:
+                super()._forget()
+
+    def _forget(self) -> None:
+        """Not yet: the session is still to be closed."""
 
     def _deliver_now(self, reply: Reply) -> bool:
         return False  # the responses that follow must be waited for

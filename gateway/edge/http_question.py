@@ -18,6 +18,7 @@ from gateway.edge.http_call import CLIENT_LEFT, HttpCall
 from gateway.edge.http_control import ASKED, ControlDesk
 from gateway.edge.http_generate import ROUTES, HttpGenerate
 from gateway.edge.http_kit import CallKit
+from gateway.edge.http_words import HeadWords
 from gateway.edge.patience import patience_s, within
 from gateway.edge.status import internal_error
 from gateway.wire.http1 import RequestHead
@@ -260,10 +261,10 @@ def exchange_for(
     arrived_s: float,
 ) -> Exchange | None:
     """What is to be started for a request that was not refused; None if it can be answered at once."""
-    if match.route is _INFER:
-        return HttpCall(server.kit, outlet, head, match, client, arrived_s, server.desk.fault(head, match, client))
-    if match.route in ROUTES:
-        return HttpGenerate(server.kit, outlet, head, match, client, arrived_s, server.desk.fault(head, match, client))
+    if match.route is _INFER or match.route in ROUTES:
+        kind = HttpCall if match.route is _INFER else HttpGenerate
+        fault = server.desk.fault(head, match, client)
+        return kind(server.kit, outlet, HeadWords(head), head.content_length, match, client, arrived_s, fault)
     if match.route in ASKED:
         return HttpQuestion(server.kit, server.desk, outlet, head, match, client)
     return None

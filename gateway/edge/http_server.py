@@ -17,6 +17,7 @@ from gateway.edge.http_coding import BodyCoding
 from gateway.edge.http_connection import HttpConnection
 from gateway.edge.http_control import ControlDesk
 from gateway.edge.http_kit import CallKit, LimitsOf
+from gateway.edge.http_usual import UsualCalls
 from gateway.edge.observer import EdgeObserver, SilentObserver
 from gateway.edge.tls_door import PortDoor
 from gateway.edge.tls_peers import TransportPeers
@@ -97,6 +98,7 @@ class HttpServer:
             coding=BodyCoding(limits, coding_workers or InlineWorkers()),
         )
         self.reader = reader
+        self.usual_calls = UsualCalls(self.desk, reader)
         self.peers = peers
         self._tls = tls
         if tls is not None:
@@ -119,6 +121,7 @@ class HttpServer:
         self.http1_limits = codec_limits(limits)
         self.kit.coding.use(limits)
         self.reader = reader
+        self.usual_calls.use(reader)
 
     async def start(self, address: str) -> str:
         """Listen on `address` (`host:port`; port 0 takes a free one). Returns the address in use. Raises

@@ -19,36 +19,33 @@ def _forever() -> float:
 
 
 class LazyTimer:
-    """`next_s` gives the next deadline (monotonic seconds, `FOREVER` for none), `look` acts on those that passed."""
+    """`next_s` gives the next deadline (monotonic seconds, `FOREVER` for none), `look` acts on those that passed.
+    `due_s` is when it fires: who knows that no deadline is earlier need not say that they have changed.
+    """
 
-    __slots__ = ("_due_s", "_look", "_next_s", "_timer", "_wheel")
+    __slots__ = ("_look", "_next_s", "_timer", "_wheel", "due_s")
 
     def __init__(self, wheel: TimerWheel, next_s: Callable[[], float], look: Callable[[], object]) -> None:
         self._wheel = wheel
         self._next_s = next_s
         self._look = look
         self._timer: Timer | None = None
-        self._due_s = FOREVER
+        self.due_s = FOREVER
 
     def watch(self) -> None:
         """Deadlines have changed."""
         due_s = self._next_s()
-        if due_s < self._due_s:
+        if due_s < self.due_s:
             if self._timer is not None:
                 self._timer.cancel()
-            self._due_s = due_s
+            self.due_s = due_s
             self._timer = self._wheel.call_at(due_s, self._fire)
-
-    def watch_from(self, due_s: float) -> None:
-        """Deadlines have changed, and none is earlier than `due_s`."""
-        if due_s < self._due_s:
-            self.watch()
 
     def cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._due_s = FOREVER
+        self.due_s = FOREVER
 
     def close(self) -> None:
         """Cancel for good, and let go of the owner: with its own bound methods here, only the collector of cycles
@@ -58,5 +55,5 @@ class LazyTimer:
         self._next_s, self._look = _forever, _forever
 
     def _fire(self) -> None:
-        self._timer, self._due_s = None, FOREVER
+        self._timer, self.due_s = None, FOREVER
         self._look()

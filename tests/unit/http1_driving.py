@@ -92,6 +92,9 @@ def _received(server: Http1Server, data: bytes) -> list[Event]:
     received = server.receive_request(data)
     if isinstance(received, list):
         return received
+    if isinstance(received, tuple):
+        form, values, whole = received
+        received = form.request(values, whole)
     assert received.body is not None
     body, received.body = bytes(received.body), None
     return [received, *([BodyChunk(body)] if body else []), RequestEnd()]

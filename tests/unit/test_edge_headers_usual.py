@@ -77,7 +77,7 @@ def test_it_says_what_the_careful_reading_says(
 )
 def test_what_callers_mostly_send_is_read_quickly(pairs: Pairs) -> None:
     reader = HeaderReader(("*",), random.Random(3))
-    found = reader._usual(pairs, NO_PEER)
+    found = reader.usual(pairs, NO_PEER)
     assert found is not None
     assert told(found) == told(careful(HeaderReader(("*",), random.Random(3)), pairs))
 
@@ -95,5 +95,5 @@ def test_what_is_remembered_of_names_and_time_outs_is_bounded() -> None:
         reader.read_bytes([(b"x-%d" % number, b"1"), (b"x-request-timeout-ms", b"%d" % number)])
     reader.read_bytes([(b"x-" + b"n" * 100, b"1")])
     assert len(reader._places) <= 1024
-    assert len(reader._timeouts) <= 1024
+    assert len(reader.timeouts_s) <= 1024
     assert max(map(len, reader._places)) <= 64

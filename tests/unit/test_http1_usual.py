@@ -24,6 +24,9 @@ BLOCK = b"content-type: application/json\r\n"
 
 def whole(server: Http1Server, data: bytes) -> RequestHead:
     head = server.receive_request(data)
+    if isinstance(head, tuple):
+        form, values, body = head
+        return form.request(values, body)
     assert isinstance(head, RequestHead)
     return head
 

@@ -32,8 +32,9 @@ A RequestHead whose body follows is the last event of its list, even if more has
 the spot and will see nothing of a body that it has refused. (`resume()` until nothing comes is what picks up the rest.)
 
 The usual request needs less: `receive_request(data)` may give one head with its whole body in it in the place of a
-list, and `answer(status, block, body)` makes an answer and ends it, where nothing but going on follows. Both are short
-ways and no other rules: what they do not take goes the long way.
+list, or even only what differs from a head before it (`forms.py`; `form.request(values, body)` makes the head of it),
+and `answer(status, block, body)` makes an answer and ends it, where nothing but going on follows. These are short ways
+and no other rules: what they do not take goes the long way.
 
 A streamed answer is `response(status, headers)` (length unknown) or `response(status, headers, body_len=n)`, then
 `chunk(data)` for each part and `end()`. The codec picks chunked coding, or "ends with the connection" for an
@@ -84,9 +85,10 @@ from gateway.wire.http1.events import (
     RequestEnd,
     RequestHead,
 )
+from gateway.wire.http1.forms import HeadForm
 from gateway.wire.http1.limits import Http1Limits
 from gateway.wire.http1.response import Http1UsageError, header_block
-from gateway.wire.http1.server import Http1Server
+from gateway.wire.http1.server import FormedRequest, Http1Server
 from gateway.wire.http1.states import AfterResponse, Eof, Phase
 
 __all__ = [
@@ -94,6 +96,8 @@ __all__ = [
     "BodyChunk",
     "Eof",
     "Event",
+    "FormedRequest",
+    "HeadForm",
     "Http1Limits",
     "Http1Server",
     "Http1UsageError",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from http import HTTPStatus
 
-_STATUS_LINES = {
+STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode("ascii"))
     for status in HTTPStatus
     if status.value >= 200
@@ -66,7 +66,7 @@ def _check_name(name: bytes) -> None:
 
 def status_line(status: int) -> bytes:
     """The status line of a final status, with its CRLF."""
-    line = _STATUS_LINES.get(status)
+    line = STATUS_LINES.get(status)
     if line is None:
         if not 200 <= status <= 599:
             raise Http1UsageError(f"{status} is not a final HTTP status")

@@ -72,21 +72,14 @@ class HeadScan:
 class HeadCollector:
     """Cuts heads out of reads. `partial` holds what has arrived of an incomplete one."""
 
-    __slots__ = ("_blank_lines", "_cr_seen", "_limits", "_scan", "partial")
+    __slots__ = ("_limits", "_scan", "blank_lines", "cr_seen", "partial")
 
     def __init__(self, limits: Http1Limits) -> None:
         self._limits = limits
         self._scan = HeadScan(limits)
-        self._blank_lines = 0
-        self._cr_seen = False  # half of a blank line in front of a request
+        self.blank_lines = 0
+        self.cr_seen = False  # half of a blank line in front of a request
         self.partial = bytearray()
-
-    def alone(self, data: bytes) -> int:
-        """Where the head ends with which `data` begins; 0 if it does not hold it all, or something came before it."""
-        if self.partial or self._blank_lines or self._cr_seen or not data or data[0] <= _CR:
-            return 0
-        end = data.find(b"\r\n\r\n")
-        return end + 4 if end >= 0 else 0
 
     def take(self, data: bytes, pos: int) -> tuple[bytes | None, int]:
         """Take bytes from `pos`: a whole head if they complete one, and where it ends. Raises Refusal."""
@@ -100,9 +93,9 @@ class HeadCollector:
                 return None, len(data)
             head = bytes(memoryview(partial)[: end + 4])
             partial.clear()
-            self._blank_lines = 0
+            self.blank_lines = 0
             return head, pos + end + 4 - before
-        if data[pos] <= _CR or self._cr_seen:
+        if data[pos] <= _CR or self.cr_seen:
             self._skip_blank(data[pos])
             return None, pos + 1
         end = data.find(b"\r\n\r\n", pos)
@@ -111,19 +104,19 @@ class HeadCollector:
             self._scan = HeadScan(self._limits)
             self._scan.check(partial)
             return None, len(data)
-        self._blank_lines = 0
+        self.blank_lines = 0
         return data[pos : end + 4], end + 4
 
     def _skip_blank(self, byte: int) -> None:
         """An empty line in front of a request line, byte by byte: some old clients send one behind a body."""
-        if self._cr_seen:
+        if self.cr_seen:
             if byte != _LF:
                 raise Refusal(400, "CR without LF in front of a request")
-            self._cr_seen = False
-            self._blank_lines += 1
-            if self._blank_lines > self._limits.leading_blank_lines_max:
+            self.cr_seen = False
+            self.blank_lines += 1
+            if self.blank_lines > self._limits.leading_blank_lines_max:
                 raise Refusal(400, "too many empty lines in front of a request")
         elif byte == _CR:
-            self._cr_seen = True
+            self.cr_seen = True
         else:
             raise Refusal(400, "control byte in front of a request")

@@ -5,19 +5,34 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from gateway.wire.http1.chunked import ChunkedBody, piece
+from gateway.wire.http1.chunked import COPY_MAX_BYTES, ChunkedBody, piece
 from gateway.wire.http1.events import REQUEST_END, BodyChunk, Event, ProtocolFault, Refusal, RequestHead
+from gateway.wire.http1.forms import HeadForm, HeadForms
 from gateway.wire.http1.head import parse_head, safe_head_bytes
 from gateway.wire.http1.limits import Http1Limits
-from gateway.wire.http1.response import CONTINUE_100, LAST_CHUNK, Http1UsageError, header_block, status_line
+from gateway.wire.http1.response import (
+    CONTINUE_100,
+    LAST_CHUNK,
+    STATUS_LINES,
+    Http1UsageError,
+    header_block,
+    status_line,
+)
 from gateway.wire.http1.scan import HeadCollector
-from gateway.wire.http1.states import AfterResponse, Eof, Exchange, Phase, exchange_of
+from gateway.wire.http1.states import AfterResponse, Eof, Exchange, Phase, WholeExchange, exchange_of
 
 # A driver that was told to pause may still be handed reads that were under way.
 _HOLD_SLACK_BYTES = 1 << 20
 
 _HEAD, _LENGTH, _CHUNKED, _CLOSED = range(4)
 _BODILESS = frozenset({204, 304})
+
+_CR = 0x0D
+_forms = HeadForms()
+"""Of all connections."""
+
+FormedRequest = tuple[HeadForm, list[str], bytes | memoryview]
+"""A whole request: its form, the values in its head that vary, and its body."""
 
 
 class Http1Server:
@@ -26,6 +41,7 @@ class Http1Server:
     __slots__ = (
         "_body",
         "_ended",
+        "_form",
         "_heads",
         "_limits",
         "_more",
@@ -46,6 +62,7 @@ class Http1Server:
         self._reading: Exchange | None = None  # whose body is arriving
         self._body: ChunkedBody | None = None
         self._heads = HeadCollector(limits)
+        self._form: HeadForm | None = None  # of the last head that had one; within the limits
         self._rest = b""  # held unparsed from `_rest_pos` on, followed by `_more`
         self._rest_pos = 0
         self._more = bytearray()
@@ -54,22 +71,43 @@ class Http1Server:
 
     # ---------------------------------------------------------------- input
 
-    def receive_request(self, data: bytes) -> RequestHead | list[Event]:
+    def receive_request(self, data: bytes) -> FormedRequest | RequestHead | list[Event]:
         """As `receive`, but for the usual case: where `data` is one whole request and no other is open, only its head
-        comes back, with the `body` in it, and neither BodyChunk nor RequestEnd follows.
+        comes back, with the `body` in it, and neither BodyChunk nor RequestEnd follows. Of a head that has the form of
+        one before it only what differs comes back.
         """
-        if self._open or self._rest or self._state != _HEAD:
+        heads = self._heads
+        if self._open or self._rest or self._state != _HEAD or heads.partial or heads.blank_lines or heads.cr_seen:
             return self.receive(data)
-        stop = self._heads.alone(data)
-        if not stop:
+        form = self._form
+        values = None if form is None else form.values(data)
+        if form is None or values is None:
+            stop = data.find(b"\r\n\r\n") + 4
+            found = None if not 4 <= stop <= self._safe_head_bytes else _forms.find(data, stop)
+            if found is None or found[0].count > self._limits.header_count_max:
+                return self._receive_head(data, stop)
+            form, values = found
+            self._form = form
+        start = form.size
+        size = len(data) - start
+        if size > self._limits.body_max_bytes:
             return self._run(data, 0)
+        self._open.append(WholeExchange())
+        return form, values, data[start:] if size <= COPY_MAX_BYTES else memoryview(data)[start:]
+
+    def _receive_head(self, data: bytes, stop: int) -> RequestHead | list[Event]:
+        """`receive_request` for a head that ends at `stop`, below 4 for none, and has to be read."""
+        if stop < 4 or data[0] <= _CR:
+            return self._run(data, 0)
+        head = data[:stop]
         try:
-            request = parse_head(data[:stop], self._limits, self._safe_head_bytes)
+            request = parse_head(head, self._limits, self._safe_head_bytes)
         except Refusal:
             return self._run(data, 0)  # which makes an event of it
         size = len(data)
         if request.chunked or request.expect_continue or (request.content_length or 0) != size - stop:
             return self._run(data, stop, request)
+        _forms.learn(head, request)
         request.body = piece(data, stop, size) if size > stop else b""
         exchange = exchange_of(request)
         self._open.append(exchange)
@@ -303,7 +341,8 @@ class Http1Server:
         if not exchange.usual or not exchange.complete or exchange.answered or exchange.close or status in _BODILESS:
             return b""
         opened.popleft()
-        return b"".join((status_line(status), block, b"content-length: %d\r\n\r\n" % len(body), body))
+        line = STATUS_LINES[status] if status in STATUS_LINES else status_line(status)
+        return b"".join((line, block, b"content-length: %d\r\n\r\n" % len(body), body))
 
     def respond(
         self,

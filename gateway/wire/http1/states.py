@@ -53,6 +53,12 @@ class Exchange:
     chunked_answer = False
 
 
+class WholeExchange(Exchange):
+    """Of a usual request that has been seen whole."""
+
+    complete = True
+
+
 def exchange_of(request: RequestHead) -> Exchange:
     """The exchange that `request` begins."""
     exchange = Exchange()

@@ -146,6 +146,12 @@ def encode_elements(name: str, head: TensorHead, data: Any) -> bytes:
     (BAD_REQUEST).
     """
     datatype = head.datatype
+    if type(data) is list and len(data) == head.count and head.pack is not None:
+        try:  # as is usual: numbers, flat, as many as there must be
+            if datatype.accepts.issuperset(map(type, data)):
+                return head.pack(*data)
+        except (struct.error, OverflowError):
+            raise _out_of_range(name, datatype, data) from None
     if not datatype.json:
         raise bad_request(
             f"input {quoted(name)}: {datatype.name} cannot be sent as JSON; send it as binary data (binary_data_size)"
@@ -163,10 +169,7 @@ def encode_elements(name: str, head: TensorHead, data: Any) -> bytes:
     if not kinds <= datatype.accepts:
         raise _wrong_kind(name, datatype, data)
     if head.pack is not None:
-        try:
-            return head.pack(*data)
-        except (struct.error, OverflowError):
-            raise _out_of_range(name, datatype, data) from None
+        return encode_elements(name, head, data)  # now they are flat
     if datatype.name == "BOOL":
         return bytes(data)
     parts: list[bytes] = []

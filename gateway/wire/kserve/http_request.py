@@ -13,6 +13,7 @@ from typing import Any
 from gateway.core.call import SequenceStep
 from gateway.wire.kserve import protobuf as pb
 from gateway.wire.kserve.http_input import encode_input
+from gateway.wire.kserve.json_forms import JsonForms
 from gateway.wire.kserve.json_text import bad_request, load_object, quoted
 from gateway.wire.kserve.parameters import MAX_PARAMETERS, Kind, entry_field
 from gateway.wire.kserve.request_view import MAX_TENSORS, shared_memory_refused
@@ -84,9 +85,22 @@ def decode_http_infer(body: Piece, header_length: int | None = None) -> HttpInfe
 
     Raises `GatewayError`: BAD_REQUEST for whatever is malformed, UNSUPPORTED for shared memory.
     """
-    if header_length is None:
-        return decode_document(load_object(body if type(body) is bytes else memoryview(body)))
-    return decode_in_pieces((body,), header_length)
+    if header_length is not None:
+        return decode_in_pieces((body,), header_length)
+    if type(body) is not bytes:
+        return decode_document(load_object(memoryview(body)))
+    known = _json_forms.read(body)
+    if known is not None:
+        form, raw = known
+        plan, sequence, classified = form.rest
+        return HttpInferRequest(form.opening + raw, "", plan, sequence, classified)
+    document = load_object(body)
+    request = decode_document(document)
+    _json_forms.learn(body, document, request.message, (request.plan, request.sequence, request.classified))
+    return request
+
+
+_json_forms: JsonForms[tuple[OutputPlan, SequenceStep | None, tuple[str, ...]]] = JsonForms()
 
 
 def decode_document(document: dict[str, Any]) -> HttpInferRequest:
