@@ -12,15 +12,31 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-import math
 from collections.abc import Callable
+from math import ceil
+from typing import Protocol
 
 from gateway.runtime.clock import Clock
 
 _log = logging.getLogger("sluice.wheel")
 
 
-NOWHERE: dict[Waiting, None] = {}
+class Placeable(Protocol):
+    """What can wait on a wheel. Keeps identity as its equality."""
+
+    bucket: dict[Placeable, None]
+    """Where on the wheel it waits, or waited: `NOWHERE` at first, then the wheel's own business. Out of it, it waits no
+    more: `bucket.pop(self, None)` cancels.
+    """
+
+    def fire(self) -> None:
+        """Its instant has come. Must not raise."""
+        ...
+
+
+Bucket = dict[Placeable, None]
+
+NOWHERE: Bucket = {}
 """The bucket of what does not wait. Stays empty."""
 
 
@@ -32,8 +48,7 @@ class Waiting:
     __slots__ = ("bucket",)
 
     def __init__(self) -> None:
-        self.bucket = NOWHERE
-        """Where on the wheel it waits, or waited; the wheel's own business."""
+        self.bucket: Bucket = NOWHERE
 
     def fire(self) -> None:
         """Its instant has come. Must not raise."""
@@ -54,7 +69,7 @@ class Timer(Waiting):
     __slots__ = ("_callback",)
 
     def __init__(self, callback: Callable[[], object]) -> None:
-        self.bucket = NOWHERE
+        self.bucket: Bucket = NOWHERE
         self._callback = callback
 
     def fire(self) -> None:
@@ -69,7 +84,7 @@ class TimerWheel:
             raise ValueError(f"tick_s must be positive, not {tick_s}")
         self._clock = clock
         self._tick_s = tick_s
-        self._buckets: dict[int, dict[Waiting, None]] = {}
+        self._buckets: dict[int, Bucket] = {}
         self._ticks: list[int] = []
         self._loop_timer: asyncio.TimerHandle | None = None
         self._loop_tick = 0
@@ -82,9 +97,9 @@ class TimerWheel:
         self.place(timer, when_s)
         return timer
 
-    def place(self, waiting: Waiting, when_s: float) -> None:
+    def place(self, waiting: Placeable, when_s: float) -> None:
         """Have `waiting` fire at `when_s` or within a tick after it. It must not wait already."""
-        tick = math.ceil(when_s / self._tick_s)
+        tick = ceil(when_s / self._tick_s)
         bucket = self._buckets.get(tick)
         if bucket is None:
             bucket = self._buckets[tick] = {}
@@ -119,7 +134,7 @@ class TimerWheel:
     def _turn(self) -> None:
         self._loop_timer = None
         now_s = self._clock.now_s()
-        due: list[Waiting] = []
+        due: list[Placeable] = []
         while self._ticks:
             tick = self._ticks[0]
             bucket = self._buckets[tick]
@@ -133,9 +148,9 @@ class TimerWheel:
             del self._buckets[tick]
             due.extend(bucket)
         for timer in due:
-            if not timer.waits:
+            if timer not in timer.bucket:
                 continue  # cancelled by one that fired just now
-            timer.cancel()
+            del timer.bucket[timer]
             try:
                 timer.fire()
             except Exception:
