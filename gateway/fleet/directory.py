@@ -326,9 +326,12 @@ class Directory:
         if member is not None:
             member.hint(model, version)
 
-    def note_answer(self, replica: str, model: str, version: str, now_s: float) -> None:
+    def note_answer(self, replica: str, connection: Connection, model: str, version: str, now_s: float) -> None:
+        """A good answer came over `connection`. If that is not the replica's any more it says nothing about who is at
+        its address now.
+        """
         member = self._members.get(replica)
-        if member is not None:
+        if member is not None and member.connection is connection:
             member.replica.answered((model, version), now_s)
             if member.replica.changed:
                 self._dirty[replica] = None

@@ -14,11 +14,12 @@ from gateway.wire.hpack import HeaderBlock
 class Block:
     """Kept in a block's `note`. The same block may come as a head and as trailers, so it is read as both."""
 
-    __slots__ = ("encoding", "end", "fault")
+    __slots__ = ("encoding", "end", "fault", "good_end")
 
     def __init__(self, block: HeaderBlock) -> None:
         self.end: tuple[Code, str] | None = read_end(block.fields)
         """Code and text, where it has a gRPC status."""
+        self.good_end = self.end is not None and self.end[0] is Code.OK
         self.encoding = IDENTITY
         """Of those of the answer's messages that are compressed."""
         self.fault: UpstreamFault | None = None

@@ -90,11 +90,9 @@ class Startable(Protocol):
 
     channel: Http2Channel | None
     """Set by whoever chooses it, before `Http2Channel.start`."""
-    size: int
-    """Of its message, bytes; 0 where it has many."""
 
     def begin(self, link: Http2Link) -> None:
-        """On a link with a free slot. Raises `StreamUnavailable`."""
+        """Raises `StreamUnavailable`, and then has done nothing."""
         ...
 
     def fail(self, fault: UpstreamFault) -> None: ...
@@ -130,12 +128,13 @@ class Http2Channel:
     def start(self, call: Startable) -> None:
         """Begin it now, or when there is a connection; or fail it."""
         link = self._link
-        if link is not None and link.codec.slots_free and not self._waiting:
+        if link is not None and not self._waiting:
             try:
                 call.begin(link)
                 return
             except StreamUnavailable:
-                link.retire()  # after a billion calls it has no numbers left
+                if link.codec.slots_free:
+                    link.retire()  # after a billion calls it has no numbers left
         self._start_slowly(call)
 
     def forget(self, call: Startable) -> None:

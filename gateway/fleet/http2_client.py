@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from asyncio import get_running_loop
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -87,8 +88,9 @@ class Http2ReplicaClient(ReplicaCalls):
         if timeout_s <= 0:
             raise expired(timeout_s, sent=False)
         links = self._links
-        call = UnaryCall(links, path, message, tail, metadata, timeout_s, asyncio.get_running_loop().create_future())
-        links.start(call)
+        channel = links.main if size <= links.bulk_bytes else links.bulk
+        call = UnaryCall(links, channel, path, message, tail, metadata, timeout_s, get_running_loop().create_future())
+        channel.start(call)
         call.fresh = False
         try:
             answer = await call.future

@@ -1,7 +1,8 @@
 """The header block of a request: fields that every call of a connection shares, and those of one call.
 
 The shared ones go through the connection's table, where they come to a byte each; those of one call (its time limit,
-its metadata) are literals that touch no table.
+its metadata) are literals that touch no table. Blocks are put together as text, each byte a character, and encoded
+once: of all ways to join short pieces Python's formatted strings are the quickest by far.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from math import ceil
 
 from gateway.core.call import Metadata
 from gateway.core.header_names import PEERS_OWN, PEERS_OWN_PREFIXES
 from gateway.wire.grpc import ACCEPT_ENCODING, encode_timeout
-from gateway.wire.hpack import literal
+from gateway.wire.hpack import HpackEncoder, literal
 from gateway.wire.hpack.encoder import SENSITIVE
 from gateway.wire.hpack.integers import encode_integer
 from gateway.wire.hpack.literals import NEVER_INDEXED, NOT_INDEXED, literal_head
@@ -31,11 +33,46 @@ _SHORT = 127
 _LENGTHS = tuple(map(chr, range(_SHORT)))
 
 _names: dict[str, tuple[str, bool]] = {}
-"""Metadata names seen before: a literal up to its value, "" for a name that is not sent; and whether it is binary. As
-text, each byte a character: of all ways to join short pieces Python's formatted strings are the quickest by far.
-"""
-_limits: dict[int, bytes] = {}
-"""Time limits seen before, by milliseconds (negative: by tenths of a second): the fields that tell of them."""
+"""Metadata names seen before: a literal up to its value, "" for a name that is not sent; and whether it is binary."""
+_limits: dict[int, str] = {}
+"""Time limits seen before, by whole milliseconds (negative: by tenths of a second): the fields that tell of them."""
+
+
+class HeadEncoder(HpackEncoder):
+    """The encoder of one connection, which keeps the shared fields of a path once their block does not change any more.
+    `heads` has those blocks by path, as text: they need not be encoded, and may also not be sent.
+    """
+
+    __slots__ = ("_authority", "_fields", "_last", "_scheme", "heads")
+
+    def __init__(self, authority: bytes, scheme: bytes) -> None:
+        super().__init__()
+        self.heads: dict[str, str] = {}
+        self._last: dict[str, bytes] = {}
+        self._authority = authority
+        self._scheme = scheme
+        self._fields: dict[str, Fields] = {}
+        """By path. Made once: the encoder knows them again by their identity."""
+
+    def head(self, path: str) -> str:
+        """The shared fields of a request. Must be sent at once, and in front of all others' heads."""
+        fields = self._fields.get(path)
+        if fields is None:
+            fields = self._fields[path] = shared_fields(path, self._authority, self._scheme)
+        block = self.encode(fields)
+        text = block.decode("latin-1")
+        if self._last.get(path) is block:
+            # The encoder has remembered it, so there was nothing to be done about its table.
+            self.heads[path] = text
+        else:
+            # The table may have changed, and every block with it.
+            self.heads.clear()
+            self._last[path] = block
+        return text
+
+    def set_table_bytes(self, size: int) -> None:
+        super().set_table_bytes(size)
+        self.heads.clear()
 
 
 def shared_fields(path: str, authority: bytes, scheme: bytes) -> Fields:
@@ -52,15 +89,15 @@ def shared_fields(path: str, authority: bytes, scheme: bytes) -> Fields:
     )
 
 
-def own_fields(metadata: Metadata, timeout_s: float) -> bytes:
-    """The encoded fields of one call. An infinite `timeout_s` is no limit, and not sent.
+def request_block(head: str, metadata: Metadata, timeout_s: float) -> bytes:
+    """The encoded fields of one call: `head`, which `HeadEncoder` gave, and its own. An infinite `timeout_s` is no
+    limit, and not sent.
 
     Metadata that gRPC cannot carry is left out: reserved names, characters outside printable ASCII, and `-bin` values
     that are not base64.
     """
-    if not metadata:
-        return _limit_field(timeout_s)
-    block = ""
+    limit = _limits.get(ceil(timeout_s * 1000)) if timeout_s < 10 else None
+    block = f"{head}{_limit_field(timeout_s) if limit is None else limit}"
     for name, value in metadata:
         part, binary = _names.get(name) or _learn(name)
         if not part or not (value.isascii() and value.isprintable()) or (binary and not _is_base64(value)):
@@ -71,29 +108,30 @@ def own_fields(metadata: Metadata, timeout_s: float) -> bytes:
             block = f"{block}{part}{_LENGTHS[length]}{value}"
         else:
             block += part + encode_integer(length, _SHORT, 0).decode("latin-1") + value
-    return _limit_field(timeout_s) + block.encode("latin-1")
+    return block.encode("latin-1")
 
 
-def _limit_field(timeout_s: float) -> bytes:
+def _limit_field(timeout_s: float) -> str:
     """`grpc-timeout`. What the replica is told is up to 4 % longer than the limit, never shorter: the client keeps the
     limit itself, to the millisecond, and tells the replica when it has passed; one that ended a call by itself before
     would lose answers that come in time.
     """
     if 0.1 <= timeout_s < 10:
-        key = int(timeout_s * 1000) + 1
+        key = ceil(timeout_s * 1000)
         at_least_s = key / 1000
     elif 10 <= timeout_s < 1000:
         key = -1 - int(timeout_s * 10)
         at_least_s = key / -10
     elif timeout_s == float("inf"):
-        return b""
+        return ""
     else:
-        return literal(b"grpc-timeout", encode_timeout(max(MIN_TOLD_S, timeout_s * ROUNDING)))
+        return literal(b"grpc-timeout", encode_timeout(max(MIN_TOLD_S, timeout_s * ROUNDING))).decode("latin-1")
     field = _limits.get(key)
     if field is None:
         if len(_limits) >= _MEMO_MAX:
             _limits.clear()
-        field = _limits[key] = literal(b"grpc-timeout", encode_timeout(at_least_s * ROUNDING))
+        field = literal(b"grpc-timeout", encode_timeout(at_least_s * ROUNDING)).decode("latin-1")
+        _limits[key] = field
     return field
 
 

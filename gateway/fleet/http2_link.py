@@ -19,11 +19,11 @@ from typing import Protocol, cast
 
 from gateway.fleet.http2_dial import ALPN
 from gateway.fleet.http2_faults import name
-from gateway.fleet.http2_head import Fields, shared_fields
+from gateway.fleet.http2_head import HeadEncoder
 from gateway.fleet.replica_calls import METADATA_BYTES_MAX, UNREAD_BYTES_MAX
 from gateway.runtime.clock import Clock
 from gateway.runtime.wheel import Timer, TimerWheel
-from gateway.wire.http2 import ErrorCode, Http2Client, Http2Limits, Stream
+from gateway.wire.http2 import ErrorCode, Http2Client, Http2Limits, Stream, StreamUnavailable
 
 _log = logging.getLogger("sluice.fleet")
 
@@ -100,7 +100,7 @@ class Http2Link(asyncio.BufferedProtocol):
         "_answers_at_look",
         "_answers_at_ping",
         "_authority",
-        "_fields",
+        "_encoder",
         "_keepalive",
         "_loop",
         "_now_s",
@@ -111,7 +111,6 @@ class Http2Link(asyncio.BufferedProtocol):
         "_read_buffer",
         "_received_s",
         "_scheduled",
-        "_scheme",
         "_settled",
         "_timer",
         "_transport",
@@ -120,6 +119,7 @@ class Http2Link(asyncio.BufferedProtocol):
         "codec",
         "flushes",
         "gone",
+        "heads",
         "idle_since_s",
         "leaving",
         "opened",
@@ -141,7 +141,6 @@ class Http2Link(asyncio.BufferedProtocol):
         """Inside the event loop. Links may share a `read_buffer`: it is read from before anything else happens."""
         self._owner = owner
         self._authority = authority
-        self._scheme = scheme
         self._keepalive = keepalive
         self._now_s: Callable[[], float] = clock.now_s
         self._wheel = wheel
@@ -154,14 +153,16 @@ class Http2Link(asyncio.BufferedProtocol):
         self._scheduled = False
         self._settled = False
         """Opened, and nothing special has happened since."""
-        self._fields: dict[str, Fields] = {}
         self._timer: Timer | None = None
         self._ping_sent_s: float | None = None
         """Of a ping that has not been answered."""
         self._answers_at_ping = -1
         self._answers_at_look = 0
         self._received_s = 0.0
-        self.codec = Http2Client(LIMITS)
+        self._encoder = HeadEncoder(authority, scheme)
+        self.heads = self._encoder.heads
+        """Those that need not be asked for by `head`, by path."""
+        self.codec = Http2Client(LIMITS, self._encoder)
         self.codec.on_output = self._wake
         self.codec.on_pong = self._pong
         self.answers = 0
@@ -317,12 +318,13 @@ class Http2Link(asyncio.BufferedProtocol):
 
     # -- for the owner -------------------------------------------------------------------------------------------------
 
-    def head(self, path: str) -> bytes:
-        """The shared fields of a request, encoded. Must be sent at once, and in front of all others' heads."""
-        fields = self._fields.get(path)
-        if fields is None:
-            fields = self._fields[path] = shared_fields(path, self._authority, self._scheme)
-        return self.codec.encoder.encode(fields)
+    def head(self, path: str) -> str:
+        """The shared fields of a request, for `request_block`. Must be sent at once, and in front of all others' heads.
+        Raises `StreamUnavailable` where that cannot be.
+        """
+        if not self.codec.available:
+            raise StreamUnavailable("no call can begin on the connection now")
+        return self._encoder.head(path)
 
     def used_since_look(self) -> bool:
         """Whether anything has come for calls since this was asked last."""

@@ -21,7 +21,7 @@ from gateway.runtime.workers import Workers
 class Http2Links:
     """All connections of one client."""
 
-    __slots__ = ("_bulk", "_bulk_bytes", "_main", "keepalive", "message_max", "now_s", "tally", "unpacker", "wheel")
+    __slots__ = ("bulk", "bulk_bytes", "keepalive", "main", "message_max", "now_s", "tally", "unpacker", "wheel")
 
     def __init__(
         self,
@@ -41,33 +41,28 @@ class Http2Links:
         self.message_max = options.message_bytes_max
         self.unpacker = Unpacker(options.message_bytes_max, workers)
         around = Surroundings(dialler, options, self.keepalive, self.tally, clock, wheel, chance)
-        self._bulk_bytes = options.bulk_bytes
-        self._main = Http2Channel(around)
-        self._bulk = Http2Channel(around, elsewhere=self._with_the_others)
-
-    def start(self, call: Startable) -> None:
-        """Begin it on the connection for its size."""
-        channel = self._main if call.size <= self._bulk_bytes else self._bulk
-        call.channel = channel
-        channel.start(call)
+        self.main = Http2Channel(around)
+        self.bulk = Http2Channel(around, elsewhere=self._with_the_others)
+        """For messages over `bulk_bytes`."""
+        self.bulk_bytes = options.bulk_bytes
 
     def _with_the_others(self, call: Startable) -> None:
-        call.channel = self._main
-        self._main.start(call)
+        call.channel = self.main
+        self.main.start(call)
 
     @property
     def standing(self) -> bool:
         """Whether there is a connection on which calls can begin."""
-        return self._main.standing
+        return self.main.standing
 
     @property
     def open(self) -> int:
         """Connections in all, those that are leaving included."""
-        return self._main.links_open + self._bulk.links_open
+        return self.main.links_open + self.bulk.links_open
 
     async def aclose(self, text: str) -> None:
         """What is out is told `text`. When it returns nothing is left."""
         try:
-            await self._bulk.aclose(text)
+            await self.bulk.aclose(text)
         finally:
-            await self._main.aclose(text)
+            await self.main.aclose(text)

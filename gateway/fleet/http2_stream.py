@@ -16,7 +16,7 @@ from gateway.core.codes import Code
 from gateway.core.faults import UpstreamFault
 from gateway.fleet.http2_answer import Block, fresh, read_block
 from gateway.fleet.http2_faults import expired, lost, no_status, of_grpc, of_reset, too_large
-from gateway.fleet.http2_head import own_fields
+from gateway.fleet.http2_head import request_block
 from gateway.fleet.http2_link import Http2Link
 from gateway.fleet.http2_unary import JOIN_BYTES_MAX, MOVES_MAX, NEARLY
 from gateway.fleet.replica_calls import ROUTED_NAMES_BYTES, STREAM_INFER
@@ -59,7 +59,6 @@ class Http2ReplicaStream(Stream):
         "_waiter",
         "_writes",
         "channel",
-        "size",
     )
 
     def __init__(self, links: Http2Links, metadata: Metadata, timeout_s: float) -> None:
@@ -67,7 +66,6 @@ class Http2ReplicaStream(Stream):
         self._metadata = metadata
         self._limit_s = timeout_s
         self.channel: Http2Channel | None = None
-        self.size = 0
         self._link: Http2Link | None = None
         """While it is open there."""
         self._over = False
@@ -93,15 +91,17 @@ class Http2ReplicaStream(Stream):
             return
         if timeout_s != math.inf:
             self._timer = links.wheel.call_at(self._due_s, self._expire)
-        links.start(self)
+        self.channel = links.main
+        self.channel.start(self)
 
     # -- its begin -----------------------------------------------------------------------------------------------------
 
     def begin(self, link: Http2Link) -> None:
         if self._over:
             return
-        own = own_fields(self._metadata, self._due_s - self._links.now_s())
-        link.codec.open(self, link.head(STREAM_INFER) + own, b"", False)
+        head = link.heads.get(STREAM_INFER) or link.head(STREAM_INFER)
+        block = request_block(head, self._metadata, self._due_s - self._links.now_s())
+        link.codec.open(self, block, b"", False)
         self._link = link
         self._writes = link.flushes
         for message in self._kept or ():

@@ -12,11 +12,10 @@ from gateway.core.codes import Code
 from gateway.core.faults import UpstreamFault
 from gateway.fleet.http2_answer import Block, fresh, read_block
 from gateway.fleet.http2_faults import expired, no_status, of_grpc, of_reset
-from gateway.fleet.http2_head import own_fields
+from gateway.fleet.http2_head import request_block
 from gateway.fleet.http2_link import Http2Link
-from gateway.runtime.wheel import Timer
-from gateway.wire.content_coding import IDENTITY
-from gateway.wire.grpc import PREFIX_BYTES, GrpcFault, MessageReader, message_prefix
+from gateway.runtime.wheel import NOWHERE, Bucket
+from gateway.wire.grpc import PREFIX_BYTES, GrpcFault, MessageReader
 from gateway.wire.hpack import HeaderBlock
 from gateway.wire.http2 import ErrorCode, Stream
 
@@ -31,12 +30,14 @@ MOVES_MAX = 2
 NEARLY = 0.99
 """A replica that declares the deadline passed when so much of it has is right."""
 
-_unpack_prefix = struct.Struct(">BI").unpack_from
+_PREFIX = struct.Struct(">BI")
+_pack_prefix = _PREFIX.pack
+_unpack_prefix = _PREFIX.unpack_from
 
 
 class UnaryCall(Stream):
     """From the moment in which somebody wants an answer until `future` has it. The usual answer (a head, one message in
-    one frame, trailers) costs no object but this.
+    one frame, trailers) costs no object but this, which also waits on the wheel for its time limit.
     """
 
     __slots__ = (
@@ -51,19 +52,24 @@ class UnaryCall(Stream):
         "_path",
         "_reader",
         "_tail",
-        "_timer",
         "_writes",
+        "bucket",
         "channel",
         "compressed",
         "encoding",
         "fresh",
         "future",
-        "size",
     )
+
+    encoding: bytes
+    """Of the answer in `future`, where that is `compressed`."""
+    _writes: int
+    """The link's, when it began."""
 
     def __init__(
         self,
         links: Http2Links,
+        channel: Http2Channel,
         path: str,
         message: bytes,
         tail: bytes,
@@ -71,34 +77,30 @@ class UnaryCall(Stream):
         limit_s: float,
         future: asyncio.Future[bytes],
     ) -> None:
-        """What is sent is `message` and then `tail`. `limit_s` is positive; infinite for no limit."""
+        """To be started on `channel`. What is sent is `message` and then `tail`. `limit_s` is positive; infinite for
+        no limit.
+        """
         self._links = links
         self._path = path
         self._message = message
         self._tail = tail
-        self.size = len(message) + len(tail)
         self._metadata = metadata
         self._limit_s = limit_s
         self.future = future
-        self.channel: Http2Channel | None = None
+        self.channel: Http2Channel | None = channel
         """Where it waits, or began."""
         self.fresh = True
         """No time has passed since it was made."""
         self.compressed = False
-        self.encoding = IDENTITY
-        """Of the answer in `future`, where that is `compressed`."""
         self._answer: bytes | None = None
         self._reader: MessageReader | None = None
         self._link: Http2Link | None = None
         """While it is out."""
-        self._writes = 0
         self._moves = 0
-        if limit_s == math.inf:
-            self._due_s = limit_s
-            self._timer: Timer | None = None
-        else:
-            self._due_s = due_s = links.now_s() + limit_s
-            self._timer = links.wheel.call_at(due_s, self._expire)
+        self.bucket: Bucket = NOWHERE
+        self._due_s = due_s = links.now_s() + limit_s
+        if due_s < math.inf:
+            links.wheel.place(self, due_s)
 
     # -- its begin and its end -----------------------------------------------------------------------------------------
 
@@ -106,15 +108,17 @@ class UnaryCall(Stream):
         if self.future.done():
             return
         left_s = self._limit_s if self.fresh else self._due_s - self._links.now_s()
-        own = own_fields(self._metadata, left_s)
-        codec, block = link.codec, link.head(self._path) + own
-        if self.size <= JOIN_BYTES_MAX:
-            codec.open(self, block, message_prefix(self.size) + self._message + self._tail, True)
+        codec, path = link.codec, self._path
+        block = request_block(link.heads.get(path) or link.head(path), self._metadata, left_s)
+        message, tail = self._message, self._tail
+        size = len(message) + len(tail)
+        if size <= JOIN_BYTES_MAX:
+            codec.open(self, block, _pack_prefix(0, size) + message + tail, True)
         else:
-            codec.open(self, block, message_prefix(self.size), False)
-            codec.send_data(self, self._message, not self._tail)
-            if self._tail:
-                codec.send_data(self, self._tail, True)
+            codec.open(self, block, _pack_prefix(0, size), False)
+            codec.send_data(self, message, not tail)
+            if tail:
+                codec.send_data(self, tail, True)
         self._writes = link.flushes
         self._link = link
 
@@ -133,7 +137,8 @@ class UnaryCall(Stream):
         elif channel is not None:
             channel.forget(self)
 
-    def _expire(self) -> None:
+    def fire(self) -> None:
+        """Its time limit has passed."""
         sent = self._sent()
         self.abandon()
         if not self.future.done():
@@ -141,9 +146,7 @@ class UnaryCall(Stream):
 
     def _settle(self) -> None:
         """It is over. Lets go of all that holds it, or only the collector of cycles would free it."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self.bucket.pop(self, None)
         self._link = self.channel = None
         self._message = b""
 
@@ -162,9 +165,10 @@ class UnaryCall(Stream):
     # -- what comes ----------------------------------------------------------------------------------------------------
 
     def on_headers(self, block: HeaderBlock, end: bool) -> None:
-        said = read_block(block)
+        note = block.note
+        said = note if note.__class__ is Block else read_block(block)
         if end:
-            self._end(said)
+            self._fail_as(said)
         elif said.fault is not None:
             self._give_up(fresh(said.fault))
         else:
@@ -213,10 +217,23 @@ class UnaryCall(Stream):
         link.codec.acknowledge(self, size)
 
     def on_trailers(self, block: HeaderBlock) -> None:
-        self._end(read_block(block))
+        note = block.note
+        said = note if note.__class__ is Block else read_block(block)
+        link, answer, reader = self._link, self._answer, self._reader
+        if link is None or answer is None or not said.good_end or not (reader is None or reader.idle):
+            self._fail_as(said)
+            return
+        link.answers += 1
+        # As `_settle`, but that nobody holds it any more who would keep its message.
+        self.bucket.pop(self, None)
+        self._link = self.channel = None
+        future = self.future
+        if not future.done():
+            future.set_result(answer)
 
-    def _end(self, said: Block) -> None:
-        link, answer = self._link, self._answer
+    def _fail_as(self, said: Block) -> None:
+        """The end has come, and it is not that of a good answer."""
+        link = self._link
         if link is None:
             return
         link.answers += 1
@@ -227,16 +244,12 @@ class UnaryCall(Stream):
         if code is not Code.OK:
             late = code is Code.DEADLINE_EXCEEDED and self._is_nearly_due()
             self.fail(UpstreamFault(code, text, from_peer=not late))
-        elif answer is None:
+        elif self._answer is None:
             inside = self._reader is not None and not self._reader.idle
             text = "status OK came inside a message" if inside else "status OK came without a message"
             self.fail(UpstreamFault(Code.INTERNAL, text, from_peer=True))
-        elif self._reader is not None and not self._reader.idle:
-            self.fail(UpstreamFault(Code.INTERNAL, "status OK came inside a second message", from_peer=True))
         else:
-            self._settle()
-            if not self.future.done():
-                self.future.set_result(answer)
+            self.fail(UpstreamFault(Code.INTERNAL, "status OK came inside a second message", from_peer=True))
 
     def _is_nearly_due(self) -> bool:
         return self._links.now_s() >= self._due_s - self._limit_s * (1 - NEARLY)

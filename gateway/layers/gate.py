@@ -6,7 +6,7 @@ then whether any policy names it, then the declared size.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from gateway.core.call import Call
@@ -16,14 +16,25 @@ from gateway.core.reply import Reply
 from gateway.core.service import Service
 
 
-class GateRules(Protocol):
-    """What the gate asks of the policies in force."""
+class GateTable(Protocol):
+    """What the gate asks of one revision of the policies."""
 
-    def admits(self, model: str) -> tuple[str, int | None]:
-        """(revision of these policies, for the record of what is refused here; the model's limit of its body's bytes,
-        None if no policy names the model).
-        """
+    @property
+    def revision(self) -> str:
+        """For the record of what is refused here."""
         ...
+
+    @property
+    def body_bytes_max(self) -> Callable[[str], int | None]:
+        """Of a model: what the body of a call may come to; None if no policy names the model."""
+        ...
+
+
+class GateRules(Protocol):
+    """The policies in force."""
+
+    @property
+    def table(self) -> GateTable: ...
 
 
 class GateLayer:
@@ -40,16 +51,19 @@ class GateLayer:
 
     def send(self, call: Call) -> Coroutine[Any, Any, Reply]:
         model = call.model
-        call.trail.policy_revision, limit = self._rules.admits(model)
+        table = self._rules.table
+        call.trail.policy_revision = table.revision
+        limit = table.body_bytes_max(model)
         call.identity = identity = self._authenticator.identify(call.credentials)
         if identity.models is not None and not identity.may_call(model):
             raise GatewayError(Reason.FORBIDDEN, f"this caller may not call model '{shown(model)}'")
         if limit is None:
             raise GatewayError(Reason.UNKNOWN_MODEL, f"Request for unknown model: '{shown(model)}' is not found")
-        if call.body_bytes is not None and call.body_bytes > limit:
+        body_bytes = call.body_bytes
+        if body_bytes is not None and body_bytes > limit:
             raise GatewayError(
                 Reason.TOO_LARGE,
-                f"the body has {call.body_bytes} bytes; model '{shown(model)}' takes at most {limit}",
+                f"the body has {body_bytes} bytes; model '{shown(model)}' takes at most {limit}",
             )
         return self._inner.send(call)
 

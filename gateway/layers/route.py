@@ -22,7 +22,7 @@ from gateway.core.reply import Reply
 from gateway.core.service import Service
 from gateway.core.snapshot import FleetSnapshot
 from gateway.decide.split import Split, newest
-from gateway.layers.deadline import StreamLimits
+from gateway.layers.deadline import StreamLimits, unknown
 from gateway.layers.gate import shown
 from gateway.runtime.clock import Clock
 
@@ -62,13 +62,21 @@ class ModelRoute:
 class RouteTable:
     """All models' routes at one policy revision: what route, gate and deadline read. Replaced as a whole."""
 
-    __slots__ = ("get", "models", "revision")
+    __slots__ = ("body_bytes_max", "deadlines_s", "get", "models", "revision")
 
     def __init__(self, revision: str, routes: Mapping[str, ModelRoute]) -> None:
         self.revision = revision
         self.models = tuple(routes)
         self.get: Callable[[str], ModelRoute | None] = dict(routes).get
         """The route of a model, None if no policy names it."""
+        self.body_bytes_max: Callable[[str], int | None] = {
+            model: route.limits.body for model, route in routes.items()
+        }.get
+        """For the gate: what the body of a call to a model may come to, None if no policy names the model."""
+        self.deadlines_s: Callable[[str], tuple[float, float] | None] = {
+            model: (route.default_deadline_s, route.max_deadline_s) for model, route in routes.items()
+        }.get
+        """For the deadline layer: (default, maximum), seconds, of a model; None if no policy names it."""
 
 
 class CurrentRoutes:
@@ -79,28 +87,16 @@ class CurrentRoutes:
     def __init__(self, table: RouteTable) -> None:
         self.table = table
 
-    def admits(self, model: str) -> tuple[str, int | None]:
-        table = self.table
-        route = table.get(model)
-        return table.revision, None if route is None else route.limits.body
-
     def body_limits(self, model: str) -> BodyLimits | None:
         """For the edge, which reads the body: None if no policy names the model."""
         route = self.table.get(model)
         return None if route is None else route.limits
 
-    def deadline_s(self, model: str) -> tuple[float, float]:
-        route = self.table.get(model) or self._passed(model)
-        return route.default_deadline_s, route.max_deadline_s
-
     def stream_limits(self, model: str) -> StreamLimits:
-        return self._passed(model).stream
-
-    def _passed(self, model: str) -> ModelRoute:
         route = self.table.get(model)
         if route is None:
-            raise RuntimeError(f"the gate let {model!r} through, and no policy names it")
-        return route
+            raise unknown(model)
+        return route.stream
 
 
 class Choice(NamedTuple):

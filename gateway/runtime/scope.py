@@ -8,6 +8,7 @@ task was cancelled from outside as well, the outside wins.
 from __future__ import annotations
 
 import asyncio
+from asyncio import current_task
 from types import TracebackType
 
 from gateway.runtime.wheel import NOWHERE, TimerWheel, Waiting
@@ -24,39 +25,45 @@ class DeadlineScope(Waiting):
 
     The body must let CancelledError through. Synchronous to enter and to leave: an exit never awaits. It waits on the
     wheel itself: a timer besides would be one more object per call, and know this one, which is a circle.
+
+    It begins when it is made. Where `with` is too dear, `end` is to be called at the end of the body, whatever that is;
+    of a body that raised nothing, while it has not `fired`, it is enough to take it out of its `bucket`.
     """
 
-    __slots__ = ("_at_s", "_cancelling", "_fired", "_task", "_wheel")
+    __slots__ = ("_cancelling", "_task", "fired")
 
     def __init__(self, wheel: TimerWheel, at_s: float) -> None:
         self.bucket = NOWHERE
-        self._wheel = wheel
-        self._at_s = at_s
-        self._fired = False
-        self._task: asyncio.Task[object] | None = None
-
-    def __enter__(self) -> DeadlineScope:
-        task = asyncio.current_task()
+        self.fired = False
+        """The instant passed inside the body."""
+        task = current_task()
         if task is None:
             raise RuntimeError("a deadline scope must be entered inside a task: it works by cancelling it")
-        self._task = task
+        self._task: asyncio.Task[object] | None = task
         self._cancelling = task.cancelling()
-        if self._at_s != _INFINITY:
-            self._wheel.place(self, self._at_s)
+        if at_s != _INFINITY:
+            wheel.place(self, at_s)
+
+    def __enter__(self) -> DeadlineScope:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self.end(error):
+            raise DeadlinePassed from error
+
+    def end(self, error: BaseException | None) -> bool:
+        """The body has ended, by `error` if not None. Whether that is because the instant passed."""
         self.bucket.pop(self, None)
         task, self._task = self._task, None
-        if self._fired:
-            assert task is not None
-            # The wheel cancelled once; what is left above the count at entry is somebody else's and must go on.
-            if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-                raise DeadlinePassed from error
+        if not self.fired:
+            return False
+        assert task is not None
+        # The wheel cancelled once; what is left above the count at entry is somebody else's and must go on.
+        return task.uncancel() <= self._cancelling and type(error) is asyncio.CancelledError
 
     def fire(self) -> None:
-        self._fired = True
+        self.fired = True
         assert self._task is not None
         self._task.cancel()

@@ -3,8 +3,10 @@
 A gateway sets a timer per call and nearly always cancels it a few milliseconds later. An event loop's heap keeps a
 cancelled timer until it is due, so long deadlines at a high rate would be a leak; here a cancelled timer is gone at
 once. Timers are gathered in ticks of `tick_s`; the loop holds one timer, for the earliest tick that is not empty. A
-timer fires at its instant or up to one tick after it, never before. (Varghese and Lauck, "Hashed and Hierarchical
-Timing Wheels", 1987: the hashed form, with a heap over the non-empty ticks in place of a turning hand.)
+timer fires at its instant or up to one tick after it, never before. Those that are due later are gathered in spans of
+many ticks first, of which each is spread over its ticks when it begins: by then nearly all are cancelled. (Varghese and
+Lauck, "Hashed and Hierarchical Timing Wheels", 1987: the hierarchical form in two levels, with a heap over what is not
+empty in place of turning hands.)
 """
 
 from __future__ import annotations
@@ -12,15 +14,35 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-import math
 from collections.abc import Callable
+from math import ceil
+from typing import Protocol
 
 from gateway.runtime.clock import Clock
 
 _log = logging.getLogger("sluice.wheel")
 
 
-NOWHERE: dict[Waiting, None] = {}
+class Placeable(Protocol):
+    """What can wait on a wheel. Keeps identity as its equality."""
+
+    bucket: dict[Placeable, float]
+    """Where on the wheel it waits, or waited: `NOWHERE` at first, then the wheel's own business. Out of it, it waits no
+    more: `bucket.pop(self, None)` cancels.
+    """
+
+    def fire(self) -> None:
+        """Its instant has come. Must not raise."""
+        ...
+
+
+Bucket = dict[Placeable, float]
+"""What waits together, each with its instant."""
+
+SPAN_TICKS = 128
+_NO_TIME = float("-inf")
+
+NOWHERE: Bucket = {}
 """The bucket of what does not wait. Stays empty."""
 
 
@@ -32,8 +54,7 @@ class Waiting:
     __slots__ = ("bucket",)
 
     def __init__(self) -> None:
-        self.bucket = NOWHERE
-        """Where on the wheel it waits, or waited; the wheel's own business."""
+        self.bucket: Bucket = NOWHERE
 
     def fire(self) -> None:
         """Its instant has come. Must not raise."""
@@ -54,7 +75,7 @@ class Timer(Waiting):
     __slots__ = ("_callback",)
 
     def __init__(self, callback: Callable[[], object]) -> None:
-        self.bucket = NOWHERE
+        self.bucket: Bucket = NOWHERE
         self._callback = callback
 
     def fire(self) -> None:
@@ -69,10 +90,19 @@ class TimerWheel:
             raise ValueError(f"tick_s must be positive, not {tick_s}")
         self._clock = clock
         self._tick_s = tick_s
-        self._buckets: dict[int, dict[Waiting, None]] = {}
+        self._buckets: dict[int, Bucket] = {}
+        """By their tick."""
+        self._spans: dict[int, Bucket] = {}
+        """By the tick after which they begin; they reach to `SPAN_TICKS` after it, that one included."""
         self._ticks: list[int] = []
+        """A heap of all keys of both."""
+        self._span: Bucket = NOWHERE
+        self._span_from_s = self._span_to_s = _NO_TIME
+        """The span of the timer that was placed last, if it still stands: the next one is mostly due there, too."""
         self._loop_timer: asyncio.TimerHandle | None = None
         self._loop_tick = 0
+        self._turning = False
+        """What is placed meanwhile needs no loop timer: the turn ends with one for the earliest tick of all."""
 
     def call_at(self, when_s: float, callback: Callable[[], object]) -> Timer:
         """Call `callback` at `when_s` (monotonic seconds) or within a tick after it. It must not raise; if it does,
@@ -82,66 +112,96 @@ class TimerWheel:
         self.place(timer, when_s)
         return timer
 
-    def place(self, waiting: Waiting, when_s: float) -> None:
+    def place(self, waiting: Placeable, when_s: float) -> None:
         """Have `waiting` fire at `when_s` or within a tick after it. It must not wait already."""
-        tick = math.ceil(when_s / self._tick_s)
-        bucket = self._buckets.get(tick)
-        if bucket is None:
-            bucket = self._buckets[tick] = {}
-            heapq.heappush(self._ticks, tick)
-            if self._loop_timer is None or tick < self._loop_tick:
-                self._arm(tick)
+        bucket = self._span if self._span_from_s < when_s <= self._span_to_s else self._bucket(when_s)
         waiting.bucket = bucket
-        bucket[waiting] = None
+        bucket[waiting] = when_s
+
+    def _bucket(self, when_s: float) -> Bucket:
+        """Where a timer for that instant is to wait."""
+        tick = ceil(when_s / self._tick_s)
+        begin = (tick - 1) // SPAN_TICKS * SPAN_TICKS
+        from_s = begin * self._tick_s
+        if from_s <= self._clock.now_s():
+            return self._made(self._buckets, tick)
+        self._span = span = self._made(self._spans, begin)
+        self._span_from_s, self._span_to_s = from_s, (begin + SPAN_TICKS) * self._tick_s
+        return span
+
+    def _made(self, buckets: dict[int, Bucket], tick: int) -> Bucket:
+        bucket = buckets.get(tick)
+        if bucket is None:
+            bucket = buckets[tick] = {}
+            heapq.heappush(self._ticks, tick)
+            if not self._turning and (self._loop_timer is None or tick < self._loop_tick):
+                self._arm(tick)
+        return bucket
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         return self.call_at(self._clock.now_s() + delay_s, callback)
 
     def __len__(self) -> int:
         """Timers that wait."""
-        return sum(len(bucket) for bucket in self._buckets.values())
+        return sum(map(len, self._buckets.values())) + sum(map(len, self._spans.values()))
 
     def close(self) -> None:
         """Drop everything. Nothing fires any more."""
-        self._disarm()
+        if self._loop_timer is not None:
+            self._loop_timer.cancel()
+            self._loop_timer = None
         self._buckets.clear()
+        self._spans.clear()
         self._ticks.clear()
+        self._forget_span()
+
+    def _forget_span(self) -> None:
+        self._span = NOWHERE
+        self._span_from_s = self._span_to_s = _NO_TIME
 
     def _arm(self, tick: int) -> None:
-        self._disarm()
+        if self._loop_timer is not None:
+            self._loop_timer.cancel()
         delay_s = max(0.0, tick * self._tick_s - self._clock.now_s())
         self._loop_timer = asyncio.get_running_loop().call_later(delay_s, self._turn)
         self._loop_tick = tick
 
-    def _disarm(self) -> None:
-        if self._loop_timer is not None:
-            self._loop_timer.cancel()
-            self._loop_timer = None
-
     def _turn(self) -> None:
-        self._disarm()
-        now_s = self._clock.now_s()
-        due: list[Waiting] = []
-        while self._ticks:
-            tick = self._ticks[0]
-            bucket = self._buckets[tick]
-            if not bucket:
-                heapq.heappop(self._ticks)
-                del self._buckets[tick]
-                continue
-            if tick * self._tick_s > now_s:
+        self._loop_timer = None
+        self._turning = True
+        try:
+            self._fire(self._due(self._clock.now_s()))
+        finally:
+            self._turning = False
+            if self._ticks:
+                self._arm(self._ticks[0])
+
+    def _due(self, now_s: float) -> list[Placeable]:
+        """Take out what is due. Spans that have begun are spread over their ticks."""
+        due: list[Placeable] = []
+        ticks = self._ticks
+        self._forget_span()
+        while ticks:
+            tick = ticks[0]
+            # A tick that ends one span and begins another stands in the heap twice; both are gone with the first.
+            bucket, span = self._buckets.get(tick), self._spans.get(tick)
+            if (bucket or span) and tick * self._tick_s > now_s:
                 break
-            heapq.heappop(self._ticks)
-            del self._buckets[tick]
-            due.extend(bucket)
+            heapq.heappop(ticks)
+            self._buckets.pop(tick, None)
+            self._spans.pop(tick, None)
+            due.extend(bucket or ())
+            for waiting, when_s in (span or {}).items():
+                waiting.bucket = spread = self._made(self._buckets, ceil(when_s / self._tick_s))
+                spread[waiting] = when_s
+        return due
+
+    def _fire(self, due: list[Placeable]) -> None:
         for timer in due:
-            if not timer.waits:
+            if timer not in timer.bucket:
                 continue  # cancelled by one that fired just now
-            timer.cancel()
+            del timer.bucket[timer]
             try:
                 timer.fire()
             except Exception:
                 _log.exception("a timer's callback failed; the other timers of its tick still run")
-        # One that fired may have placed another, and so set the loop's timer, past a tick that was there already.
-        if self._ticks and (self._loop_timer is None or self._ticks[0] < self._loop_tick):
-            self._arm(self._ticks[0])

@@ -135,7 +135,7 @@ def test_each_call_ends_once_with_its_own_answer_or_a_fault_and_ran_at_most_once
         await weather
         while chaos.tasks:
             await asyncio.wait(chaos.tasks)
-        for channel in (world.client._links._main, world.client._links._bulk):
+        for channel in (world.client._links.main, world.client._links.bulk):
             assert not channel._waiting
             assert not any(link.codec.streams_open for link in (*channel._links, *channel._leaving))
 
@@ -203,7 +203,7 @@ def test_a_stream_gives_the_beginning_of_what_is_owed_in_order_and_then_its_end_
         assert max(begun.values()) == 1, "a stream ran twice"
         chaos.over = True
         await weather
-        channel = world.client._links._main
+        channel = world.client._links.main
         assert not channel._waiting
         assert not any(link.codec.streams_open for link in (*channel._links, *channel._leaving))
 

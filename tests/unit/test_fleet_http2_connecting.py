@@ -314,7 +314,7 @@ def test_a_connection_that_has_no_numbers_left_for_calls_is_replaced() -> None:
         out = asyncio.ensure_future(world.infer(b"on the old one"))
         await world.until(lambda: held)
         world.replica.on_end = lambda stream: stream.answer(stream.messages[0])
-        (link,) = world.client._links._main._links
+        (link,) = world.client._links.main._links
         link.codec._next_id = 2**31 - 1
         for number in range(5):
             assert await world.infer(b"%d" % number) == b"%d" % number

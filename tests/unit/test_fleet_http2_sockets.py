@@ -159,7 +159,7 @@ def test_calls_that_come_and_are_cancelled_at_any_moment_leave_nothing(run: Run)
 
         await asyncio.gather(*(caller(number) for number in range(20)))
         await until(lambda: all(connection.codec.streams_open == 0 for connection in replica.open))
-        for channel in (client._links._main, client._links._bulk):
+        for channel in (client._links.main, client._links.bulk):
             assert not channel._waiting
             assert all(not link.codec.streams_open for link in channel._links)
 
@@ -170,7 +170,7 @@ def test_calls_that_come_and_are_cancelled_at_any_moment_leave_nothing(run: Run)
 def test_a_replica_that_stops_reading_costs_a_bounded_buffer_and_gets_the_rest_later(run: Run) -> None:
     async def main(client: Http2ReplicaClient, replica: ReplicaInMemory) -> None:
         await client.infer(bytes(MIB), (), LIMIT_S)
-        (link,) = client._links._bulk._links
+        (link,) = client._links.bulk._links
         (connection,) = (each for each in replica.open if replica.streams[0].connection is each)
         assert connection.transport is not None
         connection.transport.pause_reading()
@@ -190,7 +190,7 @@ def test_a_replica_that_stops_reading_costs_a_bounded_buffer_and_gets_the_rest_l
 def test_the_kernel_watches_over_the_connection(run: Run) -> None:
     async def main(client: Http2ReplicaClient, replica: ReplicaInMemory) -> None:
         await client.infer(b"x", (), LIMIT_S)
-        (link,) = client._links._main._links
+        (link,) = client._links.main._links
         assert link._transport is not None
         with socket.socket(fileno=socket.dup(link._transport.get_extra_info("socket").fileno())) as sock:
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -375,7 +375,7 @@ def test_a_call_can_be_cancelled_at_every_await_and_leaves_nothing(size: int) ->
     async def main(world: World) -> None:
         world.replica.on_end = lambda stream: stream.answer(stream.messages[0])
 
-        channels = (world.client._links._main, world.client._links._bulk)
+        channels = (world.client._links.main, world.client._links.bulk)
         delay_s, finished = 0.0, False
         while not finished:
             task = asyncio.ensure_future(world.infer(bytes(size), 60.0))
@@ -558,7 +558,7 @@ def test_a_connection_that_breaks_fails_each_call_on_it_once(how: str) -> None:
 def test_a_call_whose_bytes_never_left_is_sent_over_the_next_connection() -> None:
     async def main(world: World) -> None:
         await world.infer()
-        (link,) = world.client._links._main._links
+        (link,) = world.client._links.main._links
         link.pause_writing()
         call = asyncio.ensure_future(world.infer(b"kept"))
         await asyncio.sleep(0.01)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from gateway.core.snapshot import FleetSnapshot, ReplicaView
+from gateway.fleet.connection import Connection
 from gateway.fleet.directory import SHOWN_WITHIN_S
 from gateway.fleet.model_record import ModelRecord
 from gateway.fleet.replica import Replica
@@ -28,7 +29,10 @@ def views(world: FleetWorld) -> dict[str, ReplicaView]:
 
 
 def answered(world: FleetWorld, host: str, name: str) -> None:
-    world.directory.note_answer(f"{POOL}/{host}:8001", name, "1", world.loop.time())
+    replica = f"{POOL}/{host}:8001"
+    connection = world.directory.connection(replica)
+    assert connection is not None
+    world.directory.note_answer(replica, connection, name, "1", world.loop.time())
 
 
 def test_the_first_answers_of_many_models_make_one_snapshot_and_tell_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +59,21 @@ def test_the_first_answers_of_many_models_make_one_snapshot_and_tell_nobody(monk
         for each in world.directory.snapshot.replicas:
             assert each.phases.first_answer_s is not None
             assert all(model.phases.first_answer_s is not None for model in each.models.values())
+
+    run(main, *SPECS, hosts=HOSTS)
+
+
+def test_an_answer_over_a_connection_that_is_not_the_replica_s_any_more_says_nothing_of_it() -> None:
+    async def main(world: FleetWorld) -> None:
+        await ready(world)
+        replica = f"{POOL}/{HOSTS[0]}:8001"
+        connection = world.directory.connection(replica)
+        assert connection is not None
+        other = Connection(connection.client)
+        world.directory.note_answer(replica, other, NAMES[0], "1", world.loop.time())
+        world.directory.note_answer("nobody", connection, NAMES[0], "1", world.loop.time())
+        world.directory._publish()
+        assert views(world)[replica].phases.first_answer_s is None
 
     run(main, *SPECS, hosts=HOSTS)
 

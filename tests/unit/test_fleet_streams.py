@@ -45,7 +45,7 @@ class Peer:
     def hint(self, replica: str, model: str, version: str) -> None:
         self.hints.append(replica)
 
-    def note_answer(self, replica: str, model: str, version: str, now_s: float) -> None:
+    def note_answer(self, replica: str, connection: Connection, model: str, version: str, now_s: float) -> None:
         return None
 
     def refused(self, replica: str, model: str, version: str, asked_s: float, text: str) -> None:

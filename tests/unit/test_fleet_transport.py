@@ -52,8 +52,9 @@ class HandConnections:
     def hint(self, replica: str, model: str, version: str) -> None:
         self.hints.append((replica, model, version))
 
-    def note_answer(self, replica: str, model: str, version: str, now_s: float) -> None:
-        self.answers.append((replica, model, version, now_s))
+    def note_answer(self, replica: str, connection: Connection, model: str, version: str, now_s: float) -> None:
+        if connection is self.one:
+            self.answers.append((replica, model, version, now_s))
 
     def refused(self, replica: str, model: str, version: str, asked_s: float, text: str) -> None:
         self.refusals.append((replica, model, version, asked_s, text))

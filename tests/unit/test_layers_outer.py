@@ -61,17 +61,12 @@ class Nobody:
 
 class Rules:
     def __init__(self, default_s: float = 1.0, max_s: float = 10.0, body_bytes_max: int | None = 100) -> None:
-        self._deadline = (default_s, max_s)
-        self._limit = body_bytes_max
-
-    def deadline_s(self, model: str) -> tuple[float, float]:
-        return self._deadline
+        self.table = RouteTable("rev", {})
+        self.table.deadlines_s = lambda model: (default_s, max_s)
+        self.table.body_bytes_max = lambda model: body_bytes_max
 
     def stream_limits(self, model: str) -> StreamLimits:
         raise AssertionError("no call here is a stream")
-
-    def admits(self, model: str) -> tuple[str, int | None]:
-        return "rev", self._limit
 
 
 # --- record ---

@@ -17,6 +17,7 @@ from gateway.decide.pick import LeastInFlight
 from gateway.layers.admit import AdmitLayer
 from gateway.layers.deadline import DeadlineLayer, StreamLimits
 from gateway.layers.record import RecordLayer
+from gateway.layers.route import RouteTable
 from gateway.layers.track import TrackLayer
 from gateway.runtime.clock import Clock
 from gateway.runtime.wheel import TimerWheel
@@ -67,9 +68,7 @@ class Sink:
 class Rules:
     def __init__(self, limits: StreamLimits) -> None:
         self._limits = limits
-
-    def deadline_s(self, model: str) -> tuple[float, float]:
-        raise AssertionError("a stream has limits of its own")
+        self.table = RouteTable("rev", {})  # a stream has limits of its own
 
     def stream_limits(self, model: str) -> StreamLimits:
         return self._limits

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import itertools
+import random
 
 import pytest
 
@@ -12,7 +14,7 @@ from gateway.runtime.chance import Chance
 from gateway.runtime.clock import SystemClock
 from gateway.runtime.scope import DeadlinePassed, DeadlineScope
 from gateway.runtime.supervisor import Supervisor
-from gateway.runtime.wheel import TimerWheel
+from gateway.runtime.wheel import SPAN_TICKS, Timer, TimerWheel
 from tests.simulation.loop import SimulationLoop, simulate
 
 
@@ -37,6 +39,91 @@ async def test_a_cancelled_timer_is_gone_at_once_and_a_million_leave_no_heap() -
         wheel.call_later(30.0, lambda: None).cancel()
     assert len(wheel) == 0
     assert len(wheel._ticks) < 5000, "cancelled timers must not pile up"
+
+
+class LoopClock:
+    """The virtual time of the loop."""
+
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    wall_s = now_s
+
+
+def test_whatever_is_placed_and_cancelled_fires_once_within_a_tick_of_its_instant_or_not_at_all() -> None:
+    tick_s = 0.001
+    delays_s = (0.0, 0.0004, 0.001, 0.0999, 0.127, 0.128, 0.129, 0.2, 1.0, 4.9, 5.0, 5.0001)
+
+    async def main(loop: SimulationLoop, chance: random.Random) -> None:
+        clock = LoopClock()
+        wheel, fired, expected = TimerWheel(clock, tick_s), dict[int, float](), dict[int, float]()
+        timers: dict[int, Timer] = {}
+
+        def place(number: int) -> None:
+            when_s = clock.now_s() + chance.choice(delays_s) + chance.choice((0.0, 0.3 * chance.random()))
+            expected[number] = when_s
+            timers[number] = wheel.call_at(when_s, lambda: fire(number))
+
+        def fire(number: int) -> None:
+            assert number not in fired
+            fired[number] = clock.now_s()
+            if chance.random() < 0.3:
+                place(1000 + number)
+
+        for number in range(200):
+            place(number)
+            if chance.random() < 0.5:
+                gone = chance.choice(sorted(timers))
+                timers.pop(gone).cancel()
+                if gone not in fired:
+                    del expected[gone]
+            if chance.random() < 0.3:
+                await asyncio.sleep(0.2 * chance.random())
+        assert len(wheel) == len(expected.keys() - fired.keys())
+        while len(wheel):
+            await asyncio.sleep(1.0)
+        assert fired.keys() == expected.keys()
+        for number, at_s in fired.items():
+            assert expected[number] <= at_s + 1e-9
+            assert at_s <= expected[number] + tick_s + 1e-9
+        assert not wheel._buckets
+        assert not wheel._spans
+
+    for seed in range(30):
+        simulate(functools.partial(main, chance=random.Random(seed)), seed=seed)
+
+
+def test_a_callback_that_places_a_timer_for_later_holds_up_none_that_is_due_before() -> None:
+    """A link that looked for signs of life, and was to look again in 30 s, had all other timers wait for that."""
+
+    async def main(loop: SimulationLoop) -> None:
+        clock, fired = LoopClock(), list[float]()
+        wheel, start_s = TimerWheel(clock, 0.001), clock.now_s()
+        wheel.call_later(0.01, lambda: wheel.call_later(30.0, lambda: None))
+        wheel.call_later(0.02, lambda: fired.append(clock.now_s() - start_s))
+        await asyncio.sleep(0.05)
+        assert len(fired) == 1
+        assert 0.02 - 1e-9 <= fired[0] <= 0.0211
+        wheel.close()
+
+    simulate(main, seed=1)
+
+
+def test_many_timers_for_later_cost_the_wheel_a_bucket_for_each_span_and_not_for_each_tick() -> None:
+    async def main(loop: SimulationLoop) -> None:
+        wheel = TimerWheel(LoopClock(), 0.001)
+        for _ in range(1000):
+            wheel.call_later(5.0, lambda: None)
+            await asyncio.sleep(0.001)
+        assert len(wheel) == 1000
+        assert len(wheel._buckets) + len(wheel._spans) <= 1000 // SPAN_TICKS + 2
+        wheel.close()
+        assert len(wheel) == 0
+        wheel.call_later(5.0, lambda: None)
+        assert len(wheel) == 1, "what is placed after a close is not put to what is gone"
+        wheel.close()
+
+    simulate(main, seed=1)
 
 
 async def test_a_failing_callback_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -77,7 +164,7 @@ async def test_a_scope_that_was_left_is_freed_without_the_garbage_collector() ->
             await asyncio.sleep(0)
         with pytest.raises(DeadlinePassed), DeadlineScope(wheel, clock.now_s() + 0.01):
             await asyncio.Event().wait()
-        assert [each for each in gc.get_objects() if isinstance(each, DeadlineScope) and each._wheel is wheel] == []
+        assert [each for each in gc.get_objects() if isinstance(each, DeadlineScope)] == []
     finally:
         gc.enable()
 
