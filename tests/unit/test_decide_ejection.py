@@ -401,6 +401,46 @@ def test_slow_ones_are_told_by_the_median_of_the_pool_also_those_that_join_later
     assert subject.statistics(1.0)["moves"]["slow_rate"] == 2
 
 
+def test_where_all_become_slow_at_once_the_median_is_out_of_date_and_nobody_is_ejected() -> None:
+    """The first second of a burst: batches are full now, and `expect` has not been told yet."""
+    subject = ejection(4)
+    subject.expect(0.1)
+    chance = random.Random(5)
+    for number in range(400):
+        subject.note(chance.choice(names(4)), S, 0.6, 10.0 + number / 400)
+    assert calm(subject)
+    subject.expect(0.6)
+    for replica in names(4):
+        subject.note(replica, F, 0.6, 11.5)
+    assert calm(subject), "what was slow by the old median is still in the rings"
+
+
+@pytest.mark.parametrize(("slow", "ejected"), [(0, True), (6, True), (7, False), (10, False)])
+def test_an_outlier_has_twice_the_share_of_slow_calls_that_the_others_have(slow: int, ejected: bool) -> None:
+    subject = ejection(3)
+    subject.expect(0.1)
+    for replica in names(3)[1:]:
+        for number in range(20):
+            subject.note(replica, S, 0.6 if number >= 20 - slow else 0.1, 10.0)
+    for number in range(20):
+        subject.note("gpu/00", S, 0.6 if number >= 8 else 0.1, 10.0)
+    assert subject.ejected == ({"gpu/00"} if ejected else set()), "12 of 20"
+
+
+def test_others_are_compared_by_what_they_do_now_and_only_while_they_are_in_order_themselves() -> None:
+    subject = ejection(4)
+    subject.expect(0.1)
+    for replica in names(4)[1:]:
+        for _ in range(9):
+            subject.note(replica, S, 0.6, 10.0)
+    for _ in range(10):
+        subject.note("gpu/00", S, 0.6, 20.0)
+    assert subject.ejected == {"gpu/00"}, "that was ten seconds ago"
+    for _ in range(10):
+        subject.note("gpu/01", S, 0.6, 20.0)
+    assert subject.ejected == {"gpu/00", "gpu/01"}, "one that is out is no measure"
+
+
 def test_it_is_calm_until_something_is_wrong_and_again_when_all_is_well() -> None:
     subject = ejection(3)
     assert calm(subject)
