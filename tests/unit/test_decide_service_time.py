@@ -104,6 +104,12 @@ def test_a_lower_bound_only_raises_and_does_not_renew_what_is_old() -> None:
     assert unknown.cost_s == 3.0
 
 
+def test_between_the_calls_of_a_busy_replica_nothing_fades() -> None:
+    subject = told((10.0, 5.0))
+    assert subject.at(5.0 + 0.0099 * TAU_S, 1.0) == 10.0
+    assert subject.at(5.0 + 0.0101 * TAU_S, 1.0) == pytest.approx(1.0 + 9.0 * math.exp(-0.0101))
+
+
 def test_time_that_stands_still_or_seems_to_go_back_lets_nothing_fade() -> None:
     subject = told((10.0, 5.0))
     assert subject.at(3.0, 1.0) == 10.0
