@@ -110,12 +110,12 @@ class ScoredPicker:
         if known.now_s >= known.due_s:
             known.refresh()
         # Nearly every call: nobody is barred, and only the calls in flight tell one replica from another. The same as
-        # `_choose` in a third of the steps (a test holds them equal).
+        # `_choose` in half the steps (a test holds them equal).
         if known.level and not exclude and admissible is None and weight is None:
+            get, fewest, ties = in_flight.get, known.level, 1
             chosen: str | None = None
-            fewest, ties = known.level, 1
             for replica in known.replicas:
-                count = in_flight[replica] if replica in in_flight else 0  # noqa: SIM401 - a third of what `get` costs
+                count = get(replica, 0)
                 if count < fewest:
                     chosen, fewest, ties = replica, count, 1
                 elif count == fewest and chosen is not None:

@@ -454,6 +454,7 @@ def test_relenting_shortens_the_pause_and_never_lengthens_it() -> None:
         {"success_min": 1.1},
         {"slow_max": -0.1},
         {"slow_factor": 0.0},
+        {"slow_outlier": 0.0},
         {"bucket_s": math.nan},
         {"open_s": 0.0},
         {"open_max_s": math.inf},
