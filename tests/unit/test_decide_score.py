@@ -391,6 +391,13 @@ def test_a_try_that_was_cut_short_early_says_nothing_and_the_next_one_keeps_its_
     assert subject.pick(THREE, {}, now_s=23.0) in ("a", "b"), "that was long enough to say something"
 
 
+def test_no_estimate_is_longer_than_a_day_however_slow_the_pool_is() -> None:
+    subject = taught(dict.fromkeys("abc", 80_000.0))
+    subject.pick(THREE, {}, now_s=1.0)
+    subject.observe("a", Latency.RECORD, 100_000.0, 0.05)
+    assert estimate_s(subject, "a") == 86_400.0
+
+
 def test_what_is_skipped_or_told_of_a_stranger_teaches_nothing() -> None:
     subject = taught({"a": 0.1, "b": 0.1, "c": 0.1})
     subject.observe("c", Latency.SKIP, 9.0, 1.0)
@@ -514,6 +521,26 @@ def test_among_cold_ones_of_one_score_chance_decides() -> None:
     found = Counter(subject.pick(TEN, in_flight) for _ in range(1800))
     assert set(found) == {each.replica for each in TEN[1:]}
     assert all(140 < count < 260 for count in found.values()), found
+
+
+def test_a_cold_one_is_chosen_by_its_score_and_only_where_the_call_may_go() -> None:
+    costs = {each.replica: 1.0 for each in TEN} | {"r0": 0.1, "r1": 2.0, "r2": 0.6}
+    subject = taught(costs, TEN)
+    in_flight = {each.replica: 6 for each in TEN} | {"r0": 9, "r1": 1, "r2": 4}
+    assert subject.pick(TEN, in_flight) == "r2", "5 x 0.6 against 2 x 2.0"
+    assert why(subject) == "guarded"
+    assert subject.pick(TEN, in_flight, exclude=("r2",)) == "r1"
+    assert subject.pick(TEN, in_flight, admissible=lambda replica: replica != "r2") == "r1"
+    assert why(subject) == "guarded"
+
+
+def test_a_cold_one_without_a_free_slot_is_no_choice() -> None:
+    """In slow start a few calls are a high load, and the full one looks cold beside them."""
+    subject = taught({each.replica: 0.1 if each.replica == "r0" else 1.0 for each in TEN}, TEN)
+    in_flight = {each.replica: 9 for each in TEN} | {"r0": 10, "r9": 16}
+    found = {subject.pick(TEN, in_flight, weight=lambda replica: 1.0 if replica == "r9" else 0.5) for _ in range(50)}
+    assert why(subject) == "guarded"
+    assert found <= {each.replica for each in TEN[1:9]}
 
 
 # --- what it shows, and where it stands -------------------------------------------------------------------------------
