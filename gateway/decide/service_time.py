@@ -24,7 +24,7 @@ nothing (linkerd2-proxy, `linkerd/ewma`). What is different here, and why:
 - **Less than a hundredth of tau is no time** (`STILL`): between the calls of a busy replica nothing fades or drifts,
   and no exponential need be computed.
 
-Memory: three numbers for each replica. Everything is O(1).
+Memory: four numbers for each replica. Everything is O(1).
 """
 
 from __future__ import annotations
@@ -107,14 +107,14 @@ class PeakEwma:
         """The reading now: the last evidence, drifting to `toward_s` (the pool's) with tau; None if nothing is known.
         Changes nothing.
         """
-        if self.cost_s is None or toward_s is None or self.stamp_s == -math.inf:
+        if self.cost_s is None or toward_s is None:
             return self.cost_s
         left = self._faded(now_s)
         return toward_s * (1.0 - left) + self.cost_s * left
 
     def _faded(self, now_s: float) -> float:
         """What is left of a difference after the time since the last evidence, in [0, 1]."""
-        gap_s = now_s - self.stamp_s
+        gap_s = now_s - self.stamp_s  # infinite while only the seed is known: that does not grow old
         return 1.0 if gap_s < self._still_s or gap_s == math.inf else math.exp(-gap_s / self._tau_s)
 
     def observe(

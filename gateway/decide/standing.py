@@ -222,7 +222,6 @@ class Standings:
         self.replicas = tuple(self._by_replica)
         each = {row.slots for row in self.rows}
         self._slots_each = each.pop() if len(each) == 1 else 0
-        self.level = 0
         self.seen = candidates if isinstance(candidates, tuple) else None
         self.due_s = -math.inf
 

@@ -307,6 +307,16 @@ def test_in_a_small_set_one_returns_in_a_second() -> None:
     assert subject.ejected == frozenset()
 
 
+def test_a_probe_that_is_out_keeps_nobody_else_from_his_turn() -> None:
+    subject = ejection(4)
+    fail(subject, names(2))
+    first = subject.wants_probe(20.0)
+    assert first is not None
+    assert subject.begin(first, 20.0) is not None
+    assert subject.wants_probe(20.9) is None
+    assert subject.wants_probe(21.0) == ({"gpu/00", "gpu/01"} - {first}).pop()
+
+
 def test_the_first_to_return_is_the_one_whose_pause_ended_first() -> None:
     first = Counter[str]()
     for seed in range(10):
@@ -439,6 +449,31 @@ def test_others_are_compared_by_what_they_do_now_and_only_while_they_are_in_orde
     for _ in range(10):
         subject.note("gpu/01", S, 0.6, 20.0)
     assert subject.ejected == {"gpu/00", "gpu/01"}, "one that is out is no measure"
+
+
+def test_a_call_of_much_work_is_not_slow_for_it_nor_is_a_probe() -> None:
+    subject = ejection(3)
+    subject.expect(2.0)
+    for _ in range(20):
+        subject.note("gpu/00", S, 70.0, 100.0, work=8.0)
+    assert calm(subject)
+    fail(subject, names(1), 100.0)
+    assert subject.wants_probe(101.0) == "gpu/00"
+    permit = subject.begin("gpu/00", 101.0, 8.0)
+    assert permit is not None
+    assert permit.until_s == 181.0
+    assert subject.note("gpu/00", S, 70.0, 171.0, permit, work=8.0) is None
+    assert state_of(subject, "gpu/00", 171.0)["state"] == "half_open"
+
+
+def test_a_few_slow_calls_of_the_others_are_no_measure() -> None:
+    subject = ejection(3)
+    subject.expect(0.1)
+    for _ in range(9):
+        subject.note("gpu/01", S, 0.6, 10.0)
+    for _ in range(10):
+        subject.note("gpu/00", S, 0.6, 10.0)
+    assert subject.ejected == {"gpu/00"}, "nine are too few"
 
 
 def test_it_is_calm_until_something_is_wrong_and_again_when_all_is_well() -> None:
