@@ -393,7 +393,6 @@ def test_a_try_that_was_cut_short_early_says_nothing_and_the_next_one_keeps_its_
 
 def test_no_estimate_is_longer_than_a_day_however_slow_the_pool_is() -> None:
     subject = taught(dict.fromkeys("abc", 80_000.0))
-    subject.pick(THREE, {}, now_s=1.0)
     subject.observe("a", Latency.RECORD, 100_000.0, 0.05)
     assert estimate_s(subject, "a") == 86_400.0
 
