@@ -115,6 +115,8 @@ def test_time_that_stands_still_or_seems_to_go_back_lets_nothing_fade() -> None:
     assert subject.at(3.0, 1.0) == 10.0
     subject.observe(1.0, 3.0)
     assert subject.cost_s == pytest.approx(1.0 + 9.0 * KEEP_MAX)
+    assert subject.raise_to(20.0, 2.0)
+    assert subject.at(5.05, 1.0) == 20.0, "it is known since 5, and no older"
 
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
