@@ -138,6 +138,7 @@ def test_in_a_pool_at_work_few_calls_go_the_full_way() -> None:
             subject.observe(replica, Latency.RECORD, chance.uniform(0.009, 0.011), now_s, count)
             if now_s - before >= 0.1:
                 learnt.append(now_s)
+    assert known.seen is pool, "the same candidates are not looked at again"
     assert subject._least > 9_900
     assert len(learnt) < 10
 
