@@ -466,14 +466,14 @@ def test_a_call_of_much_work_is_not_slow_for_it_nor_is_a_probe() -> None:
     assert state_of(subject, "gpu/00", 171.0)["state"] == "half_open"
 
 
-def test_a_few_slow_calls_of_the_others_are_no_measure() -> None:
+@pytest.mark.parametrize(("last", "ejected"), [(4, {"gpu/00"}), (5, set())])
+def test_a_few_slow_calls_of_the_others_are_no_measure(last: int, ejected: set[str]) -> None:
+    """Together they must have as many calls as a breaker needs to judge by shares: ten."""
     subject = ejection(3)
     subject.expect(0.1)
-    for _ in range(9):
-        subject.note("gpu/01", S, 0.6, 10.0)
-    for _ in range(10):
-        subject.note("gpu/00", S, 0.6, 10.0)
-    assert subject.ejected == {"gpu/00"}, "nine are too few"
+    for replica in ["gpu/01"] * 5 + ["gpu/02"] * last + ["gpu/00"] * 10:
+        subject.note(replica, S, 0.6, 10.0)
+    assert subject.ejected == ejected
 
 
 def test_it_is_calm_until_something_is_wrong_and_again_when_all_is_well() -> None:
