@@ -244,6 +244,7 @@ def test_who_comes_back_from_down_starts_slowly_and_keeps_its_record() -> None:
     fail(subject, names(1))
     subject.update(names(3)[1:], names(1), 1.0)
     subject.note("gpu/00", S, 0.0, 1.0)
+    subject.update(names(3)[1:], names(1), 1.5)  # the fleet changed again meanwhile
     subject.update(names(3), (), 2.0)
     assert subject.weight("gpu/00", 2.0) == 0.1
     assert subject.weight("gpu/00", 7.0) == pytest.approx(0.5)
