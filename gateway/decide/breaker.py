@@ -1,8 +1,10 @@
 """Breaker: does one replica still deserve the calls of one model version? Judged by how its calls end.
 
 Three rules open it: so many failures in a row; too low a share of successes in a ring of one-second buckets; too high
-a share of slow calls in the same ring. Counts are exact: an average weighted by time under-weighs a tight burst, and
-a GPU that answers errors within a millisecond is nothing but that (linkerd2-proxy, `breaker/unified.rs`, 2026).
+a share of slow calls in the same ring, unless the other replicas have slow calls as well: what is slow is measured by a
+median of a second ago, and in the first second of a burst all calls are slow by that. Counts are exact: an average
+weighted by time under-weighs a tight burst, and a GPU that answers errors within a millisecond is nothing but that
+(linkerd2-proxy, `breaker/unified.rs`, 2026).
 
 While open it asks for no calls, for a pause that doubles with each offence and is drawn with equal jitter. Then it is
 half open: one call at a time is let through as a probe. Enough good ones close it; a bad one, or one that never
@@ -20,7 +22,7 @@ Memory: a fixed number of integers. Every method is O(1); the ring is turned on 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -58,7 +60,7 @@ _RANGES = (
     (1, 1000, "failures_in_row requests_min buckets probes_to_close"),
     (0, 1, "success_min slow_max"),
     (1e-3, 1, "weight_min"),
-    (1e-3, 1e6, "slow_factor bucket_s open_s open_max_s probe_s"),
+    (1e-3, 1e6, "slow_factor slow_outlier bucket_s open_s open_max_s probe_s"),
     (0, 1e6, "slow_floor_s forgive_s slow_start_s"),
 )
 
@@ -73,6 +75,8 @@ class BreakerSettings:
     """A lower share of successes in the ring opens it (Finagle: 80 %)."""
     slow_max: float = 0.5
     """A higher share of slow calls in the ring opens it (the idea is resilience4j's; its 100 % never fires)."""
+    slow_outlier: float = 2.0
+    """But only if the share of slow calls is this many times that of the other replicas at least. Own choice."""
     slow_factor: float = 5.0
     """A call is slow when it takes this many times the pool's median."""
     slow_floor_s: float = 0.01
@@ -134,33 +138,48 @@ class Breaker:
     __slots__ = (
         "_base_s",
         "_chance",
+        "_elsewhere",
         "_failures_in_row",
         "_good_in_row",
         "_probes_good",
-        "_ring",
         "_settings",
-        "_slow_after_s",
         "changed_s",
         "opened_s",
         "pause_s",
+        "plain_since_s",
         "probe",
         "ramp_until_s",
         "retry_s",
+        "ring",
+        "slow_after_s",
         "state",
         "why",
     )
 
-    def __init__(self, settings: BreakerSettings, chance: Chance, now_s: float) -> None:
+    def __init__(
+        self,
+        settings: BreakerSettings,
+        chance: Chance,
+        now_s: float,
+        elsewhere: Callable[[Breaker, float], float] | None = None,
+    ) -> None:
+        """`elsewhere`: of a breaker and an instant, the share of slow calls that the other replicas have."""
         self._settings = settings
+        self._elsewhere = elsewhere
         self._chance = chance
-        self._ring = Ring(settings.buckets, settings.bucket_s)
+        self.ring = Ring(settings.buckets, settings.bucket_s)
         self._failures_in_row = 0
         self._good_in_row = 0
         """Good ordinary calls since the last bad one, while not closed."""
         self._probes_good = 0
         self._base_s = 0.0
         """The last pause before jitter; 0 for one that has not offended, or is forgiven."""
-        self._slow_after_s = math.inf
+        self.slow_after_s = math.inf
+        """What takes longer is slow."""
+        self.plain_since_s = now_s - ROUNDING_S
+        """A good, fast call that began since then is counted, and nothing else follows from it; infinity: there is none
+        like that.
+        """
         self.state: State = "closed"
         self.why: Why | None = None
         """Of the last move."""
@@ -172,56 +191,64 @@ class Breaker:
         """The last pause, as drawn."""
         self.retry_s = now_s
         """When that pause ends or ended."""
-        self.ramp_until_s = now_s
+        self.ramp_until_s = -math.inf
         """When slow start ends or ended."""
         self.probe: Probe | None = None
         """The permit that is out."""
 
     def expect(self, median_s: float | None) -> None:
-        """The pool's median duration of a call (per unit of work, if the durations told are); None if unknown: then
-        nothing is slow.
-        """
+        """The pool's median duration of a call, per unit of work; None if unknown: then nothing is slow."""
         if median_s is None or not 0 < median_s < math.inf:
-            self._slow_after_s = math.inf
+            self.slow_after_s = math.inf
         else:
-            self._slow_after_s = max(self._settings.slow_floor_s, self._settings.slow_factor * median_s)
+            self.slow_after_s = max(self._settings.slow_floor_s, self._settings.slow_factor * median_s)
 
     def note(
-        self, verdict: Verdict, duration_s: float, now_s: float, probe: Probe | None = None, ratio_only: bool = False
+        self,
+        verdict: Verdict,
+        duration_s: float,
+        now_s: float,
+        probe: Probe | None = None,
+        ratio_only: bool = False,
+        work: float = 1.0,
     ) -> Move | None:
-        """A call ended after `duration_s`. `probe` is what `begin` gave for it. A failure that is `ratio_only` counts
-        in the share of successes but not in the row (linkerd's way with overload replies). Returns the move that
-        followed, if one did.
+        """A call of so much `work` (below 1 is 1) ended after `duration_s`. `probe` is what `begin` gave for it. A
+        failure that is `ratio_only` counts in the share of successes but not in the row (linkerd's way with overload
+        replies). Returns the move that followed, if one did.
         """
+        slow = duration_s > self.slow_after_s * max(1.0, work)
         if probe is not None:
-            return self._end_probe(probe, verdict, duration_s, now_s)
+            return self._end_probe(probe, verdict, slow, now_s)
         if verdict is _NEUTRAL or now_s - duration_s < self.changed_s - ROUNDING_S:
             return None
-        slow = duration_s > self._slow_after_s
         failed = verdict is not _SUCCESS
         if self.state != "closed":
             self._good_in_row = 0 if failed or slow else self._good_in_row + 1
             return self._close("traffic_good", now_s) if self._good_in_row >= self._settings.requests_min else None
-        self._ring.add(now_s, failed, slow)
+        self.ring.add(now_s, failed, slow)
         if failed:
             if not ratio_only:
                 self._failures_in_row += 1
-        else:
+                self.plain_since_s = math.inf
+        elif self._failures_in_row:
             self._failures_in_row = 0
+            self.plain_since_s = self.changed_s - ROUNDING_S
         return self._judge(now_s) if failed or slow else None
 
     def _judge(self, now_s: float) -> Move | None:
         """After a call that failed or was slow: a good one never opens the breaker, whatever has left the ring."""
-        settings, ring = self._settings, self._ring
+        settings, ring = self._settings, self.ring
         if self._failures_in_row >= settings.failures_in_row:
             return self._open("failures_in_row", now_s)
         if ring.calls < settings.requests_min:
             return None
         if (ring.calls - ring.failures) / ring.calls < settings.success_min:
             return self._open("success_rate", now_s)
-        if ring.slow / ring.calls > settings.slow_max:
-            return self._open("slow_rate", now_s)
-        return None
+        slow = ring.slow / ring.calls
+        if slow <= settings.slow_max:
+            return None
+        others = 0.0 if self._elsewhere is None else self._elsewhere(self, now_s)
+        return self._open("slow_rate", now_s) if slow >= settings.slow_outlier * others else None
 
     def half_open(self, now_s: float) -> Move | None:
         """From open, if the pause is over."""
@@ -230,11 +257,13 @@ class Breaker:
         self._probes_good = 0
         return self._move("half_open", "pause_over", now_s)
 
-    def begin(self, now_s: float) -> Probe | None:
+    def begin(self, now_s: float, work: float = 1.0) -> Probe | None:
         """A call begins; the permit, if this is half open and it is not out. What is returned goes back with `note`."""
         if self.state != "half_open" or self.probe is not None:
             return None
-        slow_after_s = self._slow_after_s if self._slow_after_s < math.inf else 0.0
+        slow_after_s = self.slow_after_s * (work if 1.0 < work < math.inf else 1.0)
+        if slow_after_s == math.inf:
+            slow_after_s = 0.0
         self.probe = Probe(now_s + max(self._settings.probe_s, slow_after_s))
         return self.probe
 
@@ -244,7 +273,7 @@ class Breaker:
             return None
         return self._open("probe_expired", now_s)
 
-    def _end_probe(self, probe: Probe, verdict: Verdict, duration_s: float, now_s: float) -> Move | None:
+    def _end_probe(self, probe: Probe, verdict: Verdict, slow: bool, now_s: float) -> Move | None:
         if probe is not self.probe:
             return None  # it expired, or the breaker has moved on
         if now_s >= probe.until_s:
@@ -254,7 +283,7 @@ class Breaker:
             return None
         if verdict is not _SUCCESS:
             return self._open("probe_failed", now_s)
-        if duration_s > self._slow_after_s:
+        if slow:
             return self._open("probe_slow", now_s)
         self._probes_good += 1
         return self._close("probes_good", now_s) if self._probes_good >= self._settings.probes_to_close else None
@@ -277,8 +306,9 @@ class Breaker:
 
     def weight(self, now_s: float) -> float:
         """What share of a full replica's load it should get, above 0 and at most 1: below 1 in slow start."""
-        left_s = self.ramp_until_s - now_s
-        return 1.0 if left_s <= 0 else max(self._settings.weight_min, 1.0 - left_s / self._settings.slow_start_s)
+        settings = self._settings
+        left_s = min(self.ramp_until_s - now_s, settings.slow_start_s)
+        return 1.0 if left_s <= 0 else max(settings.weight_min, 1.0 - left_s / settings.slow_start_s)
 
     def _open(self, why: Why, now_s: float) -> Move:
         settings = self._settings
@@ -298,19 +328,21 @@ class Breaker:
         return move
 
     def _start_afresh(self, now_s: float) -> None:
-        self._ring = Ring(self._settings.buckets, self._settings.bucket_s)
+        self.ring = Ring(self._settings.buckets, self._settings.bucket_s)
         self._failures_in_row = 0
         self.changed_s = now_s
+        self.plain_since_s = now_s - ROUNDING_S
         self.ramp_until_s = now_s + self._settings.slow_start_s
 
     def _move(self, after: State, why: Why, now_s: float, pause_s: float = 0.0) -> Move:
         before = self.state
         assert (before, after) in LEGAL, f"{before} -> {after}: {why}"
         self.state, self.why, self.changed_s, self.probe = after, why, now_s, None
+        self.plain_since_s = math.inf
         return Move(now_s, before, after, why, pause_s)
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
-        calls, failures, slow = self._ring.read(now_s)
+        calls, failures, slow = self.ring.read(now_s)
         return {
             "state": self.state,
             "why": self.why,

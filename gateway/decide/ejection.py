@@ -17,7 +17,8 @@ A replica that is *down* (connection lost, liveness unanswered) is another verdi
 evidence: it is not part of the set, and no cap protects it. It counts as not healthy for the panic.
 
 Where all breakers are closed and nobody is in slow start (`calm`), the picker need not ask about any replica. On the
-path of a call everything is O(1). O(replicas) only when a breaker moves, when a timer is due, or in `update`.
+path of a call everything is O(1). O(replicas) only when a breaker moves, when a timer is due, in `update`, and for a
+slow call where most are slow.
 Memory: one breaker for each replica of the last update; what is noted of others is ignored.
 """
 
@@ -46,6 +47,8 @@ Standing = Literal[
 
 NEWS_MAX = 256
 """News kept until somebody takes them; then the oldest go. The counts in the statistics miss none."""
+
+_SUCCESS = Verdict.SUCCESS
 
 _ROUNDING = 1e-9
 """29 % of 100 are 29, though 100 * 0.29 is a little less."""
@@ -175,14 +178,14 @@ class Ejection:
                 return replica
         return None
 
-    def begin(self, replica: str, now_s: float) -> Probe | None:
+    def begin(self, replica: str, now_s: float, work: float = 1.0) -> Probe | None:
         """A call begins there. What is returned, None for most, goes back with `note`; every call must be noted, also
-        one that was never sent (as neutral).
+        one that was never sent (as neutral). `work`: as in `Breaker.note`.
         """
         if self.calm:
             return None
         breaker = self._breakers.get(replica)
-        probe = None if breaker is None else breaker.begin(now_s)
+        probe = None if breaker is None else breaker.begin(now_s, work)
         if probe is not None:
             self._due_s = min(self._due_s, probe.until_s)
         return probe
@@ -197,12 +200,37 @@ class Ejection:
         now_s: float,
         probe: Probe | None = None,
         ratio_only: bool = False,
+        work: float = 1.0,
     ) -> Move | None:
         """A call ended there after `duration_s` (see `Breaker.note`). Returns the move that followed, if one did."""
         breaker = self._breakers.get(replica)
         if breaker is None:
             return None
-        move = breaker.note(verdict, duration_s, now_s, probe, ratio_only)
+        # Nearly every call: good, fast, and nothing was wrong before it. It is counted without asking the breaker.
+        if (
+            verdict is _SUCCESS
+            and probe is None
+            and duration_s <= breaker.slow_after_s
+            and now_s - duration_s >= breaker.plain_since_s
+        ):
+            ring = breaker.ring
+            if now_s < ring.until_s:
+                ring.good += 1
+                return None
+        return self._learn(replica, breaker, verdict, duration_s, now_s, probe, ratio_only, work)
+
+    def _learn(
+        self,
+        replica: str,
+        breaker: Breaker,
+        verdict: Verdict,
+        duration_s: float,
+        now_s: float,
+        probe: Probe | None,
+        ratio_only: bool,
+        work: float,
+    ) -> Move | None:
+        move = breaker.note(verdict, duration_s, now_s, probe, ratio_only, work)
         if move is not None:
             self._record(replica, move)
             self._settle(now_s)
@@ -238,7 +266,19 @@ class Ejection:
         self._settle(now_s)
 
     def _new(self, now_s: float) -> Breaker:
-        return Breaker(self._settings.breaker, self._chance, now_s)
+        return Breaker(self._settings.breaker, self._chance, now_s, self._slow_elsewhere)
+
+    def _slow_elsewhere(self, breaker: Breaker, now_s: float) -> float:
+        """The share of slow calls on the others whose breaker is closed; 0 where they have too few to tell.
+        O(replicas), and asked for only when a replica has too many slow calls.
+        """
+        calls = slow = 0
+        for other in self._breakers.values():
+            if other is not breaker and other.state == "closed":
+                other.ring.turn(now_s)
+                calls += other.ring.calls
+                slow += other.ring.slow
+        return slow / calls if calls >= self._settings.breaker.requests_min else 0.0
 
     # --- the judgement ------------------------------------------------------------------------------------------------
 

@@ -68,13 +68,15 @@ class ScoreSettings:
 class ScoredPicker:
     """The picker. Counts in flight are shown to it; what it remembers are service times."""
 
-    __slots__ = ("_counts", "_known", "_random", "_settings", "forget", "observe", "report", "why")
+    __slots__ = ("_counts", "_known", "_least", "_random", "_settings", "forget", "observe", "report", "why")
 
     def __init__(self, chance: Chance, settings: ScoreSettings | None = None) -> None:
         self._random = chance.random
         self._settings = settings if settings is not None else ScoreSettings()
         self._known = known = Standings(self._settings.standing)
         self._counts: dict[str, int] = dict.fromkeys(get_args(Why), 0)
+        self._least = 0
+        """Picks by load alone; of the count of "least"."""
         self.why: Why = "full"
         """Of the last pick. For reading."""
         self.observe, self.report, self.forget = known.observe, known.report, known.forget
@@ -84,12 +86,11 @@ class ScoredPicker:
         self,
         candidates: Sequence[Candidate],
         in_flight: Mapping[str, int],
-        *,
         now_s: float | None = None,
+        waiting: int = 0,
         exclude: Collection[str] = (),
         admissible: Callable[[str], bool] | None = None,
         weight: Callable[[str], float] | None = None,
-        waiting: int = 0,
         hold: bool = True,
     ) -> str | None:
         """The id of the chosen replica, to which a call is sent now; None if it should wait, or not be sent.
@@ -102,11 +103,41 @@ class ScoredPicker:
         wait, says False.
         """
         known = self._known
-        known.adopt(candidates)
+        if candidates is not known.seen:
+            known.adopt(candidates)
         if now_s is not None and now_s > known.now_s:
             known.now_s = now_s
         if known.now_s >= known.due_s:
             known.refresh()
+        # Nearly every call: nobody is barred, and only the calls in flight tell one replica from another. The same as
+        # `_choose` in half the steps (a test holds them equal).
+        if known.level and not exclude and admissible is None and weight is None:
+            get, fewest, ties = in_flight.get, known.level, 1
+            chosen: str | None = None
+            for replica in known.replicas:
+                count = get(replica, 0)
+                if count < fewest:
+                    chosen, fewest, ties = replica, count, 1
+                elif count == fewest and chosen is not None:
+                    ties += 1
+                    if self._random() * ties < 1.0:
+                        chosen = replica
+            if chosen is not None:
+                self.why = "least"
+                self._least += 1
+                return chosen
+        return self._choose(in_flight, waiting, exclude, admissible, weight, hold)
+
+    def _choose(
+        self,
+        in_flight: Mapping[str, int],
+        waiting: int,
+        exclude: Collection[str],
+        admissible: Callable[[str], bool] | None,
+        weight: Callable[[str], float] | None,
+        hold: bool,
+    ) -> str | None:
+        known = self._known
         get, random, rows = in_flight.get, self._random, known.rows
         best: Row | None = None
         attempt: Row | None = None
@@ -279,7 +310,7 @@ class ScoredPicker:
         known = self._known
         return {
             "reference_s": known.reference_s,
-            "picked": dict(self._counts),
+            "picked": self._counts | {"least": self._counts["least"] + self._least},
             "replicas": {
                 row.replica: {
                     "estimate_s": row.estimate.cost_s,

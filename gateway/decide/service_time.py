@@ -21,8 +21,10 @@ nothing (linkerd2-proxy, `linkerd/ewma`). What is different here, and why:
 - **Without observations the reading drifts to the pool's**, not to zero: zero, next to a pool of 20 ms, would send
   everything to the replica that nobody has heard of for longest. Who is tried again, and when, is the picker's
   (`standing.py`).
+- **Less than a hundredth of tau is no time** (`STILL`): between the calls of a busy replica nothing fades or drifts,
+  and no exponential need be computed.
 
-Memory: three numbers for each replica. Everything is O(1).
+Memory: four numbers for each replica. Everything is O(1).
 """
 
 from __future__ import annotations
@@ -41,6 +43,9 @@ KEEP_MAX = 15 / 16
 
 KEEP_TRY = 1 / 4
 """The same for a good answer where there is doubt (`standing.py`)."""
+
+STILL = 1 / 100
+"""Below this share of tau, nothing fades."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +92,14 @@ def per_unit(elapsed_s: float, *, work: float = 1.0, in_flight: int = 1, slots: 
 class PeakEwma:
     """The estimate for one replica."""
 
-    __slots__ = ("_stamp_s", "_tau_s", "cost_s")
+    __slots__ = ("_still_s", "_tau_s", "cost_s", "stamp_s")
 
     def __init__(self, tau_s: float = 10.0, seed_s: float = 0.0) -> None:
         """`seed_s`: what to believe until something is observed; 0 for nothing."""
         self._tau_s = tau_s
-        self._stamp_s: float | None = None
-        """When it was last told something new; None while only the seed is known."""
+        self._still_s = STILL * tau_s
+        self.stamp_s = -math.inf
+        """When it was last told something new; minus infinity while only the seed is known."""
         self.cost_s: float | None = _bounded(seed_s) if seed_s > 0 else None
         """Seconds per unit of work as of the last evidence; None if nothing is known. For reading."""
 
@@ -101,16 +107,15 @@ class PeakEwma:
         """The reading now: the last evidence, drifting to `toward_s` (the pool's) with tau; None if nothing is known.
         Changes nothing.
         """
-        if self.cost_s is None or toward_s is None or self._stamp_s is None:
+        if self.cost_s is None or toward_s is None:
             return self.cost_s
         left = self._faded(now_s)
         return toward_s * (1.0 - left) + self.cost_s * left
 
     def _faded(self, now_s: float) -> float:
         """What is left of a difference after the time since the last evidence, in [0, 1]."""
-        if self._stamp_s is None or now_s <= self._stamp_s:
-            return 1.0
-        return math.exp((self._stamp_s - now_s) / self._tau_s)
+        gap_s = now_s - self.stamp_s  # infinite while only the seed is known: that does not grow old
+        return 1.0 if gap_s < self._still_s or gap_s == math.inf else math.exp(-gap_s / self._tau_s)
 
     def observe(
         self, cost_s: float, now_s: float, *, toward_s: float | None = None, keep_max: float = KEEP_MAX
@@ -124,7 +129,7 @@ class PeakEwma:
             self.cost_s = cost_s
         else:
             self.cost_s = min(reading_s, cost_s + (last_s - cost_s) * min(keep_max, self._faded(now_s)))
-        self._stamp_s = now_s if self._stamp_s is None else max(now_s, self._stamp_s)
+        self.stamp_s = max(now_s, self.stamp_s)
 
     def raise_to(self, cost_s: float, now_s: float, *, toward_s: float | None = None) -> bool:
         """It takes at least so long: a penalty, or a call that was cut short. Never lowers the reading. True if it
@@ -135,5 +140,5 @@ class PeakEwma:
         if reading_s is not None and cost_s <= reading_s:
             return False
         self.cost_s = cost_s
-        self._stamp_s = now_s if self._stamp_s is None else max(now_s, self._stamp_s)
+        self.stamp_s = max(now_s, self.stamp_s)
         return True

@@ -176,6 +176,48 @@ def test_calls_that_began_before_the_last_move_do_not_count() -> None:
     assert tell(subject, "F" * 5, 2.5, 0.5) == ["failures_in_row"], "they began at the very moment"
 
 
+def test_a_call_of_much_work_may_take_longer_and_still_begins_when_it_began() -> None:
+    subject = breaker(100.0)
+    subject.expect(0.1)
+    assert [subject.note(S, 4.0, 110.0, work=8.0) for _ in range(20)] == [None] * 20, "five times 0.1 for each unit"
+    assert tell(subject, "F" * 20, 101.0, 1.5) == [], "they began before this breaker did"
+    for work in (1.0, 0.5, math.nan):
+        subject = breaker()
+        subject.expect(0.1)
+        moves = [subject.note(S, 0.6, 100.0, work=work) for _ in range(10)]
+        assert moves[-1] is not None, work
+    subject = breaker()
+    subject.expect(0.1)
+    moves = [subject.note(S, 4.1, 100.0, work=8.0) for _ in range(10)]
+    assert moves[-1] is not None
+    assert moves[-1].why == "slow_rate"
+
+
+def test_a_probe_of_much_work_has_more_time_and_may_take_longer() -> None:
+    subject = half_open()
+    subject.expect(4.0)
+    permit = subject.begin(1.0, 8.0)
+    assert permit is not None
+    assert permit.until_s == 161.0
+    assert subject.note(S, 150.0, 151.0, permit, work=8.0) is None
+    permit = subject.begin(151.0, 0.1)
+    assert permit is not None
+    assert permit.until_s == 171.0
+    for work in (math.inf, math.nan, 8.0):
+        subject = half_open()
+        permit = subject.begin(1.0, work)
+        assert permit is not None
+        assert permit.until_s == 11.0, "without a median there is nothing to multiply"
+
+
+def test_figures_of_an_earlier_instant_count_nothing_twice() -> None:
+    subject = breaker()
+    tell(subject, "SSF", 100.5)
+    for now_s in (100.5, 90.0, 3.0):
+        figures = subject.statistics(now_s)
+        assert (figures["calls"], figures["failures"]) == (3, 1)
+
+
 # --- pauses -----------------------------------------------------------------------------------------------------------
 
 
@@ -354,6 +396,15 @@ def test_slow_start_can_be_turned_off_and_a_new_breaker_has_none() -> None:
     assert breaker(5.0).weight(5.0) == 1.0
 
 
+def test_an_instant_that_seems_to_lie_before_the_start_of_slow_start_has_a_weight_as_well() -> None:
+    for slow_start_s, weight in ((0.0, 1.0), (10.0, 0.1)):
+        subject = half_open(slow_start_s=slow_start_s)
+        for _ in range(3):
+            probe(subject, S, 5.0)
+        assert subject.weight(4.9) == weight
+    assert breaker(5.0).weight(4.9) == 1.0, "a new one has no slow start"
+
+
 def test_closing_forgets_the_failures_before() -> None:
     subject = half_open()
     for _ in range(3):
@@ -403,6 +454,7 @@ def test_relenting_shortens_the_pause_and_never_lengthens_it() -> None:
         {"success_min": 1.1},
         {"slow_max": -0.1},
         {"slow_factor": 0.0},
+        {"slow_outlier": 0.0},
         {"bucket_s": math.nan},
         {"open_s": 0.0},
         {"open_max_s": math.inf},

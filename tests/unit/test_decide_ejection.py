@@ -244,6 +244,7 @@ def test_who_comes_back_from_down_starts_slowly_and_keeps_its_record() -> None:
     fail(subject, names(1))
     subject.update(names(3)[1:], names(1), 1.0)
     subject.note("gpu/00", S, 0.0, 1.0)
+    subject.update(names(3)[1:], names(1), 1.5)  # the fleet changed again meanwhile
     subject.update(names(3), (), 2.0)
     assert subject.weight("gpu/00", 2.0) == 0.1
     assert subject.weight("gpu/00", 7.0) == pytest.approx(0.5)
@@ -305,6 +306,16 @@ def test_in_a_small_set_one_returns_in_a_second() -> None:
     assert subject._due_s == 21.0, "until then no question looks at them all"
     assert len(prove(subject, 21.0)) == 1
     assert subject.ejected == frozenset()
+
+
+def test_a_probe_that_is_out_keeps_nobody_else_from_his_turn() -> None:
+    subject = ejection(4)
+    fail(subject, names(2))
+    first = subject.wants_probe(20.0)
+    assert first is not None
+    assert subject.begin(first, 20.0) is not None
+    assert subject.wants_probe(20.9) is None
+    assert subject.wants_probe(21.0) == ({"gpu/00", "gpu/01"} - {first}).pop()
 
 
 def test_the_first_to_return_is_the_one_whose_pause_ended_first() -> None:
@@ -399,6 +410,71 @@ def test_slow_ones_are_told_by_the_median_of_the_pool_also_those_that_join_later
             subject.note(replica, S, 0.6, 1.0)
     assert subject.ejected == {"gpu/00", "gpu/03"}
     assert subject.statistics(1.0)["moves"]["slow_rate"] == 2
+
+
+def test_where_all_become_slow_at_once_the_median_is_out_of_date_and_nobody_is_ejected() -> None:
+    """The first second of a burst: batches are full now, and `expect` has not been told yet."""
+    subject = ejection(4)
+    subject.expect(0.1)
+    chance = random.Random(5)
+    for number in range(400):
+        subject.note(chance.choice(names(4)), S, 0.6, 10.0 + number / 400)
+    assert calm(subject)
+    subject.expect(0.6)
+    for replica in names(4):
+        subject.note(replica, F, 0.6, 11.5)
+    assert calm(subject), "what was slow by the old median is still in the rings"
+
+
+@pytest.mark.parametrize(("slow", "ejected"), [(0, True), (6, True), (7, False), (10, False)])
+def test_an_outlier_has_twice_the_share_of_slow_calls_that_the_others_have(slow: int, ejected: bool) -> None:
+    subject = ejection(3)
+    subject.expect(0.1)
+    for replica in names(3)[1:]:
+        for number in range(20):
+            subject.note(replica, S, 0.6 if number >= 20 - slow else 0.1, 10.0)
+    for number in range(20):
+        subject.note("gpu/00", S, 0.6 if number >= 8 else 0.1, 10.0)
+    assert subject.ejected == ({"gpu/00"} if ejected else set()), "12 of 20"
+
+
+def test_others_are_compared_by_what_they_do_now_and_only_while_they_are_in_order_themselves() -> None:
+    subject = ejection(4)
+    subject.expect(0.1)
+    for replica in names(4)[1:]:
+        for _ in range(9):
+            subject.note(replica, S, 0.6, 10.0)
+    for _ in range(10):
+        subject.note("gpu/00", S, 0.6, 20.0)
+    assert subject.ejected == {"gpu/00"}, "that was ten seconds ago"
+    for _ in range(10):
+        subject.note("gpu/01", S, 0.6, 20.0)
+    assert subject.ejected == {"gpu/00", "gpu/01"}, "one that is out is no measure"
+
+
+def test_a_call_of_much_work_is_not_slow_for_it_nor_is_a_probe() -> None:
+    subject = ejection(3)
+    subject.expect(2.0)
+    for _ in range(20):
+        subject.note("gpu/00", S, 70.0, 100.0, work=8.0)
+    assert calm(subject)
+    fail(subject, names(1), 100.0)
+    assert subject.wants_probe(101.0) == "gpu/00"
+    permit = subject.begin("gpu/00", 101.0, 8.0)
+    assert permit is not None
+    assert permit.until_s == 181.0
+    assert subject.note("gpu/00", S, 70.0, 171.0, permit, work=8.0) is None
+    assert state_of(subject, "gpu/00", 171.0)["state"] == "half_open"
+
+
+@pytest.mark.parametrize(("last", "ejected"), [(4, {"gpu/00"}), (5, set())])
+def test_a_few_slow_calls_of_the_others_are_no_measure(last: int, ejected: set[str]) -> None:
+    """Together they must have as many calls as a breaker needs to judge by shares: ten."""
+    subject = ejection(3)
+    subject.expect(0.1)
+    for replica in ["gpu/01"] * 5 + ["gpu/02"] * last + ["gpu/00"] * 10:
+        subject.note(replica, S, 0.6, 10.0)
+    assert subject.ejected == ejected
 
 
 def test_it_is_calm_until_something_is_wrong_and_again_when_all_is_well() -> None:

@@ -206,6 +206,19 @@ def test_calls_sent_before_suspicion_arose_say_nothing_about_it() -> None:
     assert subject.pick(THREE, {}, now_s=6.1) == "c", "its first try is still due"
 
 
+@pytest.mark.parametrize(("lost_s", "word"), [(0.0, "try"), (5e-7, "try"), (1e-4, "least")])
+def test_a_try_that_is_sent_in_the_instant_of_suspicion_counts_though_its_start_is_computed(
+    lost_s: float, word: str
+) -> None:
+    """End minus duration may lie a rounding error before the instant at which it was sent."""
+    subject = taught({"a": 0.1, "b": 0.1, "c": 1.0})
+    subject.observe("c", Latency.RECORD, 1.0, 2.0)
+    assert subject.pick(THREE, {}, now_s=2.0) == "c"
+    subject.observe("c", Latency.RECORD, 0.1 + lost_s, 2.1)
+    subject.pick(THREE, {}, now_s=2.1)
+    assert why(subject) == word, "a good try is followed by the next"
+
+
 def test_only_suspects_free_the_call_waits_until_the_line_is_longer_than_the_suspect_is_slow() -> None:
     """16 slots elsewhere: 1.0 (1 + c/8) <= 2 x 0.1 x (1 + (w + 1) / 16) from w = 63 on for the first call there."""
     subject = suspect()
@@ -354,6 +367,20 @@ def test_what_was_cut_short_only_raises() -> None:
     assert estimate_s(subject, "c") == 0.5
 
 
+def test_a_first_call_that_was_cut_short_early_is_no_measure_for_the_pool() -> None:
+    subject = scored()
+    subject.pick(THREE, {}, now_s=1.0)
+    subject.observe("a", Latency.LOWER_BOUND, 0.0002, 1.0)
+    assert subject.statistics(1.0)["reference_s"] == 0.1, "still nothing is known"
+    for replica in "bc":
+        subject.observe(replica, Latency.RECORD, 0.01, 1.1)
+        assert subject.statistics(1.1)["reference_s"] == 0.01
+    subject = scored()
+    subject.pick(THREE, {}, now_s=1.0)
+    subject.observe("a", Latency.LOWER_BOUND, 30.0, 31.0)
+    assert estimate_s(subject, "a") == 30.0, "but it is known to take so long"
+
+
 def test_a_try_that_was_cut_short_early_says_nothing_and_the_next_one_keeps_its_distance() -> None:
     subject = suspect()
     assert subject.pick(THREE, {}, now_s=20.0) == "c"
@@ -362,6 +389,12 @@ def test_a_try_that_was_cut_short_early_says_nothing_and_the_next_one_keeps_its_
     assert subject.pick(THREE, {}, now_s=21.1) == "c"
     subject.observe("c", Latency.LOWER_BOUND, 0.5, 21.6)
     assert subject.pick(THREE, {}, now_s=23.0) in ("a", "b"), "that was long enough to say something"
+
+
+def test_no_estimate_is_longer_than_a_day_however_slow_the_pool_is() -> None:
+    subject = taught(dict.fromkeys("abc", 80_000.0))
+    subject.observe("a", Latency.RECORD, 100_000.0, 0.05)
+    assert estimate_s(subject, "a") == 86_400.0
 
 
 def test_what_is_skipped_or_told_of_a_stranger_teaches_nothing() -> None:
@@ -397,6 +430,24 @@ def test_a_newcomer_counts_as_the_pools_and_whoever_left_is_forgotten() -> None:
     assert why(subject) == "least"
 
 
+def test_calls_to_a_former_server_of_that_name_say_nothing_about_the_new_one() -> None:
+    subject = taught({"a": 0.1, "b": 0.1, "c": 0.1}, now_s=5.0)
+    subject.observe("a", Latency.RECORD, 0.1, 7.0)
+    subject.pick(THREE[:2], {}, now_s=7.0)
+    subject.pick(THREE, {}, now_s=8.0)
+    subject.observe("c", Latency.LOWER_BOUND, 2.0, 8.5)
+    subject.observe("c", Latency.PENALTY, 1.6, 8.5)
+    assert estimate_s(subject, "c") is None
+    subject.observe("c", Latency.RECORD, 0.2, 8.5)
+    assert estimate_s(subject, "c") == 0.2
+    subject.observe("a", Latency.RECORD, 0.1, 9.0)
+    subject.forget("a")
+    subject.observe("a", Latency.PENALTY, 0.5, 9.4)
+    assert estimate_s(subject, "a") is None
+    subject.observe("a", Latency.RECORD, 0.4, 9.4)
+    assert estimate_s(subject, "a") == 0.4
+
+
 def test_a_profiled_service_time_stands_in_until_something_is_known() -> None:
     subject = scored(service_time=ServiceTimeSettings(seed_s=0.01))
     subject.pick(THREE, {})
@@ -430,6 +481,17 @@ def test_a_report_older_than_half_a_second_is_ignored() -> None:
     assert subject.statistics(10.5)["replicas"]["a"]["foreign"] == 0
 
 
+def test_reports_count_until_they_are_old_whatever_their_order_and_however_rarely_readings_are_refreshed() -> None:
+    subject = scored(refresh_s=5.0)
+    subject.pick(THREE, {}, now_s=10.0)
+    subject.report("a", pending=9, in_flight=0, now_s=10.0)
+    subject.report("a", pending=1, in_flight=1, now_s=9.9)  # counted before, told later
+    assert subject.pick(THREE, {"b": 4, "c": 5}, now_s=10.4) == "b"
+    assert subject.pick(THREE, {"b": 4, "c": 5}, now_s=10.5) == "a"
+    subject.report("a", pending=9, in_flight=0, now_s=10.2)
+    assert subject.pick(THREE, {"b": 4, "c": 5}, now_s=10.8) == "a", "too old when it was told"
+
+
 # --- hot and cold -----------------------------------------------------------------------------------------------------
 
 
@@ -458,6 +520,26 @@ def test_among_cold_ones_of_one_score_chance_decides() -> None:
     found = Counter(subject.pick(TEN, in_flight) for _ in range(1800))
     assert set(found) == {each.replica for each in TEN[1:]}
     assert all(140 < count < 260 for count in found.values()), found
+
+
+def test_a_cold_one_is_chosen_by_its_score_and_only_where_the_call_may_go() -> None:
+    costs = {each.replica: 1.0 for each in TEN} | {"r0": 0.1, "r1": 2.0, "r2": 0.6}
+    subject = taught(costs, TEN)
+    in_flight = {each.replica: 6 for each in TEN} | {"r0": 9, "r1": 1, "r2": 4}
+    assert subject.pick(TEN, in_flight) == "r2", "5 x 0.6 against 2 x 2.0"
+    assert why(subject) == "guarded"
+    assert subject.pick(TEN, in_flight, exclude=("r2",)) == "r1"
+    assert subject.pick(TEN, in_flight, admissible=lambda replica: replica != "r2") == "r1"
+    assert why(subject) == "guarded"
+
+
+def test_a_cold_one_without_a_free_slot_is_no_choice() -> None:
+    """In slow start a few calls are a high load, and the full one looks cold beside them."""
+    subject = taught({each.replica: 0.1 if each.replica == "r0" else 1.0 for each in TEN}, TEN)
+    in_flight = {each.replica: 9 for each in TEN} | {"r0": 10, "r9": 16}
+    found = {subject.pick(TEN, in_flight, weight=lambda replica: 1.0 if replica == "r9" else 0.5) for _ in range(50)}
+    assert why(subject) == "guarded"
+    assert found <= {each.replica for each in TEN[1:9]}
 
 
 # --- what it shows, and where it stands -------------------------------------------------------------------------------

@@ -104,11 +104,19 @@ def test_a_lower_bound_only_raises_and_does_not_renew_what_is_old() -> None:
     assert unknown.cost_s == 3.0
 
 
+def test_between_the_calls_of_a_busy_replica_nothing_fades() -> None:
+    subject = told((10.0, 5.0))
+    assert subject.at(5.0 + 0.0099 * TAU_S, 1.0) == 10.0
+    assert subject.at(5.0 + 0.0101 * TAU_S, 1.0) == pytest.approx(1.0 + 9.0 * math.exp(-0.0101))
+
+
 def test_time_that_stands_still_or_seems_to_go_back_lets_nothing_fade() -> None:
     subject = told((10.0, 5.0))
     assert subject.at(3.0, 1.0) == 10.0
     subject.observe(1.0, 3.0)
     assert subject.cost_s == pytest.approx(1.0 + 9.0 * KEEP_MAX)
+    assert subject.raise_to(20.0, 2.0)
+    assert subject.at(5.05, 1.0) == 20.0, "it is known since 5, and no older"
 
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
