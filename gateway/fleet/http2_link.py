@@ -12,7 +12,9 @@ servers by the fleet's liveness calls.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -113,6 +115,7 @@ class Http2Link(asyncio.BufferedProtocol):
         "_scheduled",
         "_settled",
         "_timer",
+        "_tls_socket",
         "_transport",
         "_wheel",
         "answers",
@@ -154,6 +157,7 @@ class Http2Link(asyncio.BufferedProtocol):
         self._settled = False
         """Opened, and nothing special has happened since."""
         self._timer: Timer | None = None
+        self._tls_socket: socket.socket | None = None
         self._ping_sent_s: float | None = None
         """Of a ping that has not been answered."""
         self._answers_at_ping = -1
@@ -186,6 +190,7 @@ class Http2Link(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without being derived from it
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         tls = transport.get_extra_info("ssl_object")
+        self._tls_socket = None if tls is None else transport.get_extra_info("socket")
         if tls is not None and tls.selected_alpn_protocol() != ALPN:
             self.abort("the server did not choose HTTP/2 in its TLS handshake (ALPN)")
             return
@@ -356,7 +361,15 @@ class Http2Link(asyncio.BufferedProtocol):
         self.text = self.text or text
         transport, self._transport = self._transport, None
         if transport is not None:
-            transport.abort()
+            try:
+                transport.abort()
+            except AttributeError:
+                # asyncio's TLS transport (Python 3.11) has forgotten its protocol once it was closed, and would wait
+                # for the peer's farewell. The socket below it can still be ended.
+                if self._tls_socket is None:
+                    raise
+                with contextlib.suppress(OSError):  # the peer was faster
+                    self._tls_socket.shutdown(socket.SHUT_RDWR)
         self._end()
 
     # -- keepalive -----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import pytest
 from gateway.core.codes import Code
 from gateway.core.faces import Endpoints, ReplicaClient
 from gateway.core.faults import UpstreamFault
+from gateway.fleet.http2_client import Http2ReplicaClient
 from gateway.fleet.tls import PoolTls
 from gateway.policy.tls_schema import UpstreamTls
 from gateway.runtime.clock import SystemClock
@@ -128,6 +129,19 @@ async def test_a_server_that_the_authority_vouches_for_is_talked_to(
 async def test_large_messages_go_through_both_ways(authority: Authority, keys: Keys, transport: str) -> None:
     async with serving(authority.server()) as port:
         await answers(transport, f"127.0.0.1:{port}", await keys.tls(ca_file="ca.pem"), bytes(5 * MIB))
+
+
+async def test_a_connection_that_was_closed_can_still_be_cut_off(authority: Authority, keys: Keys) -> None:
+    """asyncio's own TLS transport cannot: once closed, `abort` raises, and it waits for the peer."""
+    async with serving(authority.server()) as port:
+        tls = await keys.tls(ca_file="ca.pem")
+        async with client("http2", f"127.0.0.1:{port}", tls) as made:
+            assert isinstance(made, Http2ReplicaClient)
+            await made.infer(b"hello", (), 30.0)
+            (link,) = made._links.main._links
+            link._close()
+            link.abort("cut off")
+            assert link.gone
 
 
 async def test_a_server_of_another_authority_is_not(authority: Authority, keys: Keys, transport: str) -> None:
