@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import struct
 from collections.abc import Generator
 from itertools import pairwise
@@ -255,10 +257,22 @@ def test_what_would_take_long_to_cut_is_not_cut() -> None:
 
 
 def shown(rendered: HttpInferResponse) -> tuple[object, ...]:
-    return rendered.body, rendered.content_length, rendered.content_type, rendered.header_length
+    assert rendered.content_length == len(rendered.body)
+    body, header_length = rendered.body, rendered.header_length
+    if header_length is None and (b"Infinity" in body or b"NaN" in body):
+        # Two libraries write such a tensor, or the part of it in which they stand: one 1e-9, the other 1e-09.
+        body = re.sub(rb"(e[+-])0(?=[0-9])", rb"\1", body)
+    return body, rendered.content_type, header_length
+
+
+MIXED = service_pb2.ModelInferResponse(
+    outputs=[service_pb2.ModelInferResponse.InferOutputTensor(name="o0", datatype="FP32", shape=[4])],
+    raw_output_contents=[struct.pack("<4f", 1.862645149230957e-9, 0.0, 0.0, math.inf)],
+)
 
 
 @given(infer_responses(), st.booleans(), st.text(max_size=5))
+@example(MIXED, False, "")
 def test_an_answer_in_steps_is_the_answer(response: Any, binary: bool, request_id: str) -> None:
     serialized = response.SerializeToString()
     plan = ALL_BINARY if binary else ALL_JSON
