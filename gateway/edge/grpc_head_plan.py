@@ -98,7 +98,7 @@ def plan_of(first: RpcHead, layout: Layout, fields: Fields, reader: HeaderReader
     told = [name for name, _ in fields]
     for name in names:
         if name in _KNOWN:
-            if told.count(name) > 1:
+            if told.count(name) > 1 or reader.claims(name):  # of these three the policy lets none name the tenant
                 return NO_PLAN
         elif name in READ_HERE or name in OF_THE_KIND or reader.takes(name):
             return NO_PLAN

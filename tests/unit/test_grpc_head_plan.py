@@ -12,6 +12,7 @@ from gateway.edge.grpc_head_plan import HeadPlan
 from gateway.edge.grpc_rpc_head import RpcHead
 from gateway.edge.headers import HeaderReader
 from gateway.wire.hpack import HpackDecoder
+from gateway.wire.hpack.huffman import encode_huffman
 
 Field = tuple[bytes, bytes]
 
@@ -102,6 +103,43 @@ def test_a_planned_head_says_what_it_says_field_by_field(row: str, forward: tupl
     if row == "what goes on" and "*" not in forward:
         has_plan = True  # it does not
     assert planned > 100 if has_plan else not planned
+
+
+@pytest.mark.parametrize("name", ["x-request-id", "traceparent", "grpc-timeout", "x-mine"])
+def test_what_names_the_tenant_is_read_each_time(name: str) -> None:
+    """Whichever header that is; the policy lets it be the last of these alone."""
+    decoder, plain = HpackDecoder(), HpackDecoder(remember=False)
+    reader = HeadReader(HeaderReader((), random.Random(1), name), NO_PEER)
+    parent = b"00-" + TRACE + b"-" + SPAN + b"-0%d"
+    forms = {b"x-request-id": b"id-%d", b"traceparent": parent, b"grpc-timeout": b"%dS", b"x-mine": b"t%d"}
+    for number in range(10):
+        varying = tuple((each, value % (number if each == name.encode() else 1)) for each, value in forms.items())
+        fields = (PATH, CONTENT_TYPE, *varying)
+        raw = BASE + b"".join(b"\x00" + coded(each) + coded(value, each == name.encode()) for each, value in fields)
+
+        head = reader.read(decoder.decode(raw))
+
+        assert head.headers.credentials.claimed == dict(varying)[name.encode()].decode()
+        alone = HeadReader(HeaderReader((), random.Random(1), name), NO_PEER).read(plain.decode(raw))
+        assert told(head) == told(alone)
+
+
+def test_a_content_type_that_comes_again_counts_in_every_head() -> None:
+    reader = HeadReader(HeaderReader((), random.Random(1)), NO_PEER)
+    usual = (PATH, CONTENT_TYPE, (b"user-agent", b"a"), (b"grpc-timeout", b"1S"))
+    statuses = []
+    for fields in (usual, (*usual, (b"content-type", b"text/html")), usual):
+        raw = BASE + b"".join(b"\x00" + coded(name) + coded(value) for name, value in fields)
+        statuses.append(reader.read(HpackDecoder().decode(raw)).status)
+    assert statuses == [0, 415, 0]
+
+
+def coded(text: bytes, plain: bool = False) -> bytes:
+    """A string; `plain` ones are those that may vary in heads of one layout."""
+    if plain:
+        return literal_of(text)
+    huffman = encode_huffman(text)
+    return bytes((0x80 | len(huffman),)) + huffman
 
 
 def literal_of(text: bytes) -> bytes:
