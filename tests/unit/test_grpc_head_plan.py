@@ -13,6 +13,7 @@ from gateway.edge.grpc_rpc_head import RpcHead
 from gateway.edge.headers import HeaderReader
 from gateway.wire.hpack import HpackDecoder
 from gateway.wire.hpack.huffman import encode_huffman
+from gateway.wire.hpack.integers import encode_integer
 
 Field = tuple[bytes, bytes]
 
@@ -132,6 +133,20 @@ def test_a_content_type_that_comes_again_counts_in_every_head() -> None:
         raw = BASE + b"".join(b"\x00" + coded(name) + coded(value) for name, value in fields)
         statuses.append(reader.read(HpackDecoder().decode(raw)).status)
     assert statuses == [0, 415, 0]
+
+
+@pytest.mark.parametrize(("size", "planned"), [(900, True), (1100, False)])
+def test_what_a_plan_keeps_has_a_bound(size: int, planned: bool) -> None:
+    decoder, reader = HpackDecoder(), HeadReader(HeaderReader(("*",), random.Random(1)), NO_PEER)
+    own: Field = (b"x-mine", b"m" * size)
+    decoder.decode(b"\x40" + coded(own[0]) + encode_integer(size, 0x7F, 0) + own[1])
+    for number in range(5):
+        raw = BASE + b"\x00" + coded(PATH[0]) + coded(PATH[1]) + b"\x00" + coded(CONTENT_TYPE[0])
+        raw += coded(CONTENT_TYPE[1]) + b"\xbe\x00" + coded(b"grpc-timeout") + literal_of(b"%dS" % number)
+        block = decoder.decode(raw)
+        assert reader.read(block).headers.metadata == ((own[0].decode(), own[1].decode()),)
+    assert block.layout is not None
+    assert isinstance(block.layout.note, HeadPlan) == planned
 
 
 def coded(text: bytes, plain: bool = False) -> bytes:
