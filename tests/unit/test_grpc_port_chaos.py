@@ -54,8 +54,10 @@ class Chaos:
         self._chance = chance
         self._held: list[asyncio.Future[None]] = []
         self.replies: list[Reply] = []
+        self.seen = 0
 
     async def send(self, call: Call) -> Reply:
+        self.seen += 1
         if call.receive is not None:
             await call.receive()
         luck = self._chance.random()
@@ -224,6 +226,8 @@ async def _run(seed: int) -> int:
     bench.forget_clients()
     assert all(reply.closed for reply in service.replies)
     assert not faults, faults
+    # What the service sees leaves a record, and what it does not see is counted.
+    assert service.seen + len(bench.events.requests) == sum(len(caller.sent) for caller in callers)
     return good
 
 
