@@ -17,6 +17,8 @@ MISSES_MAX = 16
 """So many messages of one size that look otherwise, and what is known of that size is given up."""
 CONSTANT_BYTES_MAX = 2048
 """Of one message, outside of its elements: with more it is read each time."""
+PIECES_MAX = 32
+"""Into so many pieces these may fall: empty tensors make a piece of two bytes each, and to keep one takes a hundred."""
 _RAW = 7
 
 
@@ -92,18 +94,25 @@ class CallReader:
             size.kinds.clear()
             size.misses = 0
         pieces = _outside(message)
-        if sum(len(piece) for _, piece in pieces) <= CONSTANT_BYTES_MAX:
+        if pieces is not None:
             size.kinds.append(_Known(call, pieces))
 
 
-def _outside(message: bytes) -> list[tuple[int, bytes]]:
-    """The pieces of a good message outside of its tensors' elements, the first one at 0."""
+def _outside(message: bytes) -> list[tuple[int, bytes]] | None:
+    """The pieces of a good message outside of its tensors' elements, the first one at 0. None if that is too much to be
+    kept, which is seen before any of it is copied: elements may stand outside of the raw contents, too.
+    """
     pieces: list[tuple[int, bytes]] = []
-    at = 0
-    for number, _, start, stop in pb.fields(message, 0, len(message)):
+    at = size = 0
+    end = len(message)
+    for number, _, start, stop in pb.fields(message, 0, end):
+        before = start if number == _RAW else stop
+        if size + before - at > CONSTANT_BYTES_MAX or len(pieces) >= PIECES_MAX:
+            return None
         if number == _RAW:
             pieces.append((at, message[at:start]))
+            size += start - at
             at = stop
-    if at < len(message) or not pieces:
+    if at < end or not pieces:
         pieces.append((at, message[at:]))
     return pieces

@@ -27,6 +27,7 @@ _KINDS: dict[bytes, tuple[int, str]] = {
 }
 _UNKNOWN = (UNSERVED, "")
 
+_CONTENT_TYPE = b"content-type"
 _GRPC = b"application/grpc"
 _GRPC_KINDS = (b"application/grpc+", b"application/grpc;")
 """gRPC-Web has other frames, and is none of them."""
@@ -72,8 +73,9 @@ class HeadReader:
         """Field by field. Remembered in the block unless something is wrong with it."""
         fields = block.fields
         run = self._run
-        if run and fields[: len(run)] == run:
-            rest = fields[len(run) :]
+        rest = fields[len(run) :]
+        # A content type that comes again behind them counts: then all is read.
+        if run and fields[: len(run)] == run and _CONTENT_TYPE not in [name for name, _ in rest]:
             head = RpcHead(self._kind, self._method, self._reader.read_bytes(rest, self._peer))
         else:
             rest = fields
@@ -91,7 +93,7 @@ class HeadReader:
         """Method, path and content type, wherever they stand."""
         found = dict(fields)
         head.kind, head.method = self._kind, self._method = _KINDS.get(found[b":path"], _UNKNOWN)
-        content_type = found.get(b"content-type", b"")
+        content_type = found.get(_CONTENT_TYPE, b"")
         self._run = ()
         if found[b":method"] != b"POST":
             head.status, head.fault = 405, GatewayError(Reason.BAD_REQUEST, NOT_POST)

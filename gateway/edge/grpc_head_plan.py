@@ -21,6 +21,10 @@ Fields = tuple[tuple[bytes, bytes], ...]
 
 OF_THE_KIND = frozenset({b":method", b":path", b"content-type"})
 """Fields that say what kind of RPC it is."""
+METADATA_CHARS_MAX = 1024
+"""A head with more to go on gets no plan: a connection has up to 16, and a byte that stands for an entry of its table
+makes 4,000 characters.
+"""
 NO_PLAN = "no plan"
 """Stands where a layout has none."""
 
@@ -98,12 +102,14 @@ def plan_of(first: RpcHead, layout: Layout, fields: Fields, reader: HeaderReader
     told = [name for name, _ in fields]
     for name in names:
         if name in _KNOWN:
-            if told.count(name) > 1:
+            if told.count(name) > 1 or reader.claims(name):  # of these three the policy lets none name the tenant
                 return NO_PLAN
         elif name in READ_HERE or name in OF_THE_KIND or reader.takes(name):
             return NO_PLAN
     if first.fault is not None or headers.fault is not None or headers.dropped:
         return None
+    if sum(len(name) + len(value) for name, value in headers.metadata) > METADATA_CHARS_MAX:
+        return NO_PLAN
     if REQUEST_ID_NAME in names and not first.named:
         return None
     if _PARENT in names and not any(name == TRACEPARENT for name, _ in headers.metadata):

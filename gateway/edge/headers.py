@@ -94,6 +94,10 @@ class HeaderReader:
         """Whether a header of this name means anything: it is read here, or goes on."""
         return self._learn(name) != 0
 
+    def claims(self, name: bytes) -> bool:
+        """Whether it is in a header of this name that trusted peers name the tenant."""
+        return name.decode("latin-1") == self._identity_header
+
     def read(self, pairs: Pairs, peer: Peer = NO_PEER) -> ClientHeaders:
         """`pairs` in the order of arrival, names in lower case; `peer` is who sends them."""
         use = self._use

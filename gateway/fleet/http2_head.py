@@ -96,7 +96,8 @@ def request_block(head: str, metadata: Metadata, timeout_s: float) -> bytes:
     Metadata that gRPC cannot carry is left out: reserved names, characters outside printable ASCII, and `-bin` values
     that are not base64.
     """
-    limit = _limits.get(ceil(timeout_s * 1000)) if timeout_s < 10 else None
+    # The time may have passed, and what is below zero are other keys.
+    limit = _limits.get(ceil(timeout_s * 1000)) if 0 < timeout_s < 10 else None
     block = f"{head}{_limit_field(timeout_s) if limit is None else limit}"
     for name, value in metadata:
         part, binary = _names.get(name) or _learn(name)

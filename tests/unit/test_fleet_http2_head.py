@@ -89,3 +89,12 @@ def test_the_time_limit_that_is_told_is_never_shorter_and_hardly_longer() -> Non
             assert name == b"grpc-timeout"
             told_s = parse_timeout(value)
             assert limit_s <= told_s <= max(0.0011, limit_s * 1.05)
+
+
+def test_a_time_limit_that_has_passed_is_told_as_the_least_whatever_limits_were_told_before() -> None:
+    decoder = HpackDecoder(4096, 65_536)
+    for limit_s in (20.0, 0.2, 999.0):
+        request_block("", (), limit_s)
+    for passed_s in (0.0, -0.05, -0.2, -0.201, -9.99, -9.991, -20.0):
+        ((_, value),) = decoder.decode(request_block("", (), passed_s)).fields
+        assert parse_timeout(value) <= 0.0011, f"{passed_s} s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tritonclient.grpc import service_pb2
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError
 from gateway.edge.grpc_call import read_call
-from gateway.edge.grpc_call_reader import CONSTANT_BYTES_MAX, LIKE_MAX, SIZES_MAX, CallReader
+from gateway.edge.grpc_call_reader import CONSTANT_BYTES_MAX, LIKE_MAX, PIECES_MAX, SIZES_MAX, CallReader
 
 
 def fresh() -> Call:
@@ -125,6 +126,29 @@ def test_what_is_remembered_has_bounds() -> None:
     for _ in range(3):
         reader.read(fresh(), large)
     assert not reader._sizes[len(large)].kinds
+
+
+def test_messages_of_many_empty_tensors_are_not_kept_in_pieces() -> None:
+    reader = CallReader()
+    for count, known in ((PIECES_MAX - 1, 1), (PIECES_MAX + 1, 0), (900, 0)):
+        made = b"".join((message("one"), b"\x3a\0" * count))
+        for _ in range(3):
+            reader.read(fresh(), made)
+        assert len(reader._sizes[len(made)].kinds) == known
+
+
+def test_a_message_with_too_much_outside_of_its_raw_contents_is_not_copied() -> None:
+    reader, made = CallReader(), service_pb2.ModelInferRequest(model_name="one")
+    made.inputs.add(name="IN", datatype="FP32", shape=[1_000_000]).contents.fp32_contents.extend([1.5] * 1_000_000)
+    large = bytes(made.SerializeToString()) + b"\x3a\1x"
+    reader.read(fresh(), large)
+    tracemalloc.start()
+    try:
+        reader.read(fresh(), large)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < len(large) // 10
 
 
 def test_kinds_that_do_not_come_any_more_make_room() -> None:

@@ -12,6 +12,8 @@ from gateway.edge.grpc_head_plan import HeadPlan
 from gateway.edge.grpc_rpc_head import RpcHead
 from gateway.edge.headers import HeaderReader
 from gateway.wire.hpack import HpackDecoder
+from gateway.wire.hpack.huffman import encode_huffman
+from gateway.wire.hpack.integers import encode_integer
 
 Field = tuple[bytes, bytes]
 
@@ -102,6 +104,57 @@ def test_a_planned_head_says_what_it_says_field_by_field(row: str, forward: tupl
     if row == "what goes on" and "*" not in forward:
         has_plan = True  # it does not
     assert planned > 100 if has_plan else not planned
+
+
+@pytest.mark.parametrize("name", ["x-request-id", "traceparent", "grpc-timeout", "x-mine"])
+def test_what_names_the_tenant_is_read_each_time(name: str) -> None:
+    """Whichever header that is; the policy lets it be the last of these alone."""
+    decoder, plain = HpackDecoder(), HpackDecoder(remember=False)
+    reader = HeadReader(HeaderReader((), random.Random(1), name), NO_PEER)
+    parent = b"00-" + TRACE + b"-" + SPAN + b"-0%d"
+    forms = {b"x-request-id": b"id-%d", b"traceparent": parent, b"grpc-timeout": b"%dS", b"x-mine": b"t%d"}
+    for number in range(10):
+        varying = tuple((each, value % (number if each == name.encode() else 1)) for each, value in forms.items())
+        fields = (PATH, CONTENT_TYPE, *varying)
+        raw = BASE + b"".join(b"\x00" + coded(each) + coded(value, each == name.encode()) for each, value in fields)
+
+        head = reader.read(decoder.decode(raw))
+
+        assert head.headers.credentials.claimed == dict(varying)[name.encode()].decode()
+        alone = HeadReader(HeaderReader((), random.Random(1), name), NO_PEER).read(plain.decode(raw))
+        assert told(head) == told(alone)
+
+
+def test_a_content_type_that_comes_again_counts_in_every_head() -> None:
+    reader = HeadReader(HeaderReader((), random.Random(1)), NO_PEER)
+    usual = (PATH, CONTENT_TYPE, (b"user-agent", b"a"), (b"grpc-timeout", b"1S"))
+    statuses = []
+    for fields in (usual, (*usual, (b"content-type", b"text/html")), usual):
+        raw = BASE + b"".join(b"\x00" + coded(name) + coded(value) for name, value in fields)
+        statuses.append(reader.read(HpackDecoder().decode(raw)).status)
+    assert statuses == [0, 415, 0]
+
+
+@pytest.mark.parametrize(("size", "planned"), [(900, True), (1100, False)])
+def test_what_a_plan_keeps_has_a_bound(size: int, planned: bool) -> None:
+    decoder, reader = HpackDecoder(), HeadReader(HeaderReader(("*",), random.Random(1)), NO_PEER)
+    own: Field = (b"x-mine", b"m" * size)
+    decoder.decode(b"\x40" + coded(own[0]) + encode_integer(size, 0x7F, 0) + own[1])
+    for number in range(5):
+        raw = BASE + b"\x00" + coded(PATH[0]) + coded(PATH[1]) + b"\x00" + coded(CONTENT_TYPE[0])
+        raw += coded(CONTENT_TYPE[1]) + b"\xbe\x00" + coded(b"grpc-timeout") + literal_of(b"%dS" % number)
+        block = decoder.decode(raw)
+        assert reader.read(block).headers.metadata == ((own[0].decode(), own[1].decode()),)
+    assert block.layout is not None
+    assert isinstance(block.layout.note, HeadPlan) == planned
+
+
+def coded(text: bytes, plain: bool = False) -> bytes:
+    """A string; `plain` ones are those that may vary in heads of one layout."""
+    if plain:
+        return literal_of(text)
+    huffman = encode_huffman(text)
+    return bytes((0x80 | len(huffman),)) + huffman
 
 
 def literal_of(text: bytes) -> bytes:
