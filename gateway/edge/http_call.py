@@ -257,21 +257,23 @@ class HttpCall(ArrivingBody):
             # take the loop with all the others down. The process is stopped by signals, in `app.py`.
             error = self._internal(raised)
         finally:
-            status = CLIENT_LEFT
-            if error is not None and not call.abandoned:
-                status = status_of(error)
-                self._fail(error)
-            error = None  # it holds its traceback, which holds this frame
-            if reply is not None:
-                try:
-                    await reply.aclose(outcome)
-                except BaseException as raised:
-                    self._internal(raised)
-            if not self._started:
-                # The service never saw it, so there is no record: what leaves no record is counted.
-                kit.observer.request_without_call("http", self._route.template, str(status))
-            self._end()
-            self._forget()
+            try:
+                status = CLIENT_LEFT
+                if error is not None and not call.abandoned:
+                    status = status_of(error)
+                    self._fail(error)
+                error = None  # it holds its traceback, which holds this frame
+                if reply is not None:
+                    try:
+                        await reply.aclose(outcome)
+                    except BaseException as raised:
+                        self._internal(raised)
+                if not self._started:
+                    # The service never saw it, so there is no record: what leaves no record is counted.
+                    kit.observer.request_without_call("http", self._route.template, str(status))
+                self._end()
+            finally:
+                self._forget()  # whatever happens: the port waits for what stands among the tasks before it closes
 
     def _forget(self) -> None:
         """The call's task has nothing left to do."""

@@ -68,3 +68,24 @@ async def test_what_still_comes_of_the_body_takes_no_memory(wants_body: bool, si
     assert edge.budget.used_bytes == 0
     client.reset()
     await turns(5)
+
+
+@pytest.mark.parametrize("target", ["/v2/models/fraud/infer", "/v2/models/fraud/generate"])
+async def test_a_call_whose_end_cannot_be_counted_is_over_all_the_same(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands among the port's tasks is waited for when it closes: for ever, and without letting anything else
+    run, if that is a task that has ended."""
+    edge = Edge(TwoCalls(False))
+
+    def full(protocol: str, route: str, status: str) -> None:
+        raise OSError("no room to count")
+
+    monkeypatch.setattr(edge.notes, "request_without_call", full)
+    client = edge.connect()
+    client.feed(post(target))
+    (task,) = edge.server.kit.tasks
+    client.leave()
+    with pytest.raises(OSError, match="no room to count"):
+        await task
+    assert not edge.server.kit.tasks

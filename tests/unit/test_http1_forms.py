@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.wire.http1 import Http1Limits, Http1Server, RequestHead
 from gateway.wire.http1 import server as module
-from gateway.wire.http1.forms import HEAD_BYTES_MAX, HeadForms, form_of
+from gateway.wire.http1.forms import HEAD_BYTES_MAX, HEADERS_MAX, HeadForms, form_of
 from gateway.wire.http1.head import parse_head
 from tests.unit.http1_driving import drive
 
@@ -144,6 +144,13 @@ def test_what_is_remembered_is_bounded(forms: HeadForms) -> None:
     for length in (100, HEAD_BYTES_MAX):
         Http1Server(LIMITS).receive_request(FIRST.replace(b"Host: x", b"Host: x\r\na: " + b"b" * length))
     assert max(form.size for of_line in forms._of_line.values() for form in of_line) <= HEAD_BYTES_MAX
+
+
+def test_heads_of_many_headers_have_no_form() -> None:
+    for count, known in ((HEADERS_MAX, True), (HEADERS_MAX + 1, False)):
+        more = b"".join(b"a%d: 1\r\n" % number for number in range(count - FIRST.count(b"\r\n") + 2))
+        data = FIRST.replace(b"Content-Length", more + b"Content-Length")
+        assert shown(data, before=data) is known
 
 
 def test_heads_that_never_repeat_are_seldom_worth_a_form(forms: HeadForms) -> None:

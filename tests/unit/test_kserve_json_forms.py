@@ -101,6 +101,9 @@ def test_whichever_bytes_are_others_it_comes_to_what_decoding_all_of_it_does(
         b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["a"]}]}',
         b'{"inputs":[{"name":"x","datatype":"BOOL","shape":[1],"data":[2]}]}',
         PLAIN.replace(b'"x"', b'"%b"' % (b"x" * 3000)),
+        # As deep as the fast parser goes, and deeper than Python does.
+        PLAIN.replace(b'{"inputs"', b'{"data":%b%b,"inputs"' % (b"[" * 1015, b"]" * 1015)),
+        PLAIN.replace(b"]}]}", b']}],"x":%b%b}' % (b"[" * 1015, b"]" * 1015)),
         PLAIN.replace(b"[2]", b"[9000]").replace(b"1,2.5", b",".join([b"1"] * 9000)),
     ],
 )

@@ -18,6 +18,9 @@ VARYING = frozenset({CONTENT_LENGTH, REQUEST_ID.encode(), TIMEOUT_MS.encode(), T
 """Headers whose values differ from request to request. Here they are visible ASCII, not empty and without a space;
 heads in which they are not go the long way."""
 HEAD_BYTES_MAX = 2048
+HEADERS_MAX = 32
+"""Heads of more headers or more bytes have no form: anybody can send them, and what is remembered counts against no
+budget. So many forms as there can be take 16 MB."""
 _FORMS_MAX = 2048
 _OF_LINE_MAX = 16
 _OFTEN_UNKNOWN, _THEN_EACH = 16, 32
@@ -142,7 +145,7 @@ def form_of(head: bytes, request: RequestHead) -> HeadForm | None:
     """The form of `head`, which was read as `request`; None if there is anything unusual about it."""
     if request.http_minor != 1 or request.chunked or request.expect_continue or not request.keep_alive:
         return None
-    if request.method == b"HEAD":
+    if request.method == b"HEAD" or len(request.headers) > HEADERS_MAX:
         return None
     slots: list[tuple[bytes, int, int]] = []
     names: set[bytes] = set()
