@@ -203,5 +203,6 @@ class TimerWheel:
             del timer.bucket[timer]
             try:
                 timer.fire()
-            except Exception:
+            except (Exception, asyncio.CancelledError):
+                # CancelledError out of a future that was asked what it holds is as much a defect as any other error.
                 _log.exception("a timer's callback failed; the other timers of its tick still run")

@@ -149,6 +149,18 @@ def test_the_sum_of_enormous_numbers_is_no_infinite_mean() -> None:
     assert "non_finite" not in tensor
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("count", range(2, 20))
+def test_the_largest_number_again_and_again_has_a_mean(count: int, sign: int) -> None:
+    largest = sign * sys.float_info.max
+    reply = answer(("y", "FP64", (count,), struct.pack(f"<{count}d", *[largest] * count)))
+    line = Renderer().line(record(reply=reply))
+    tensor = shown(line)["output"]["tensors"][0]
+    assert (tensor["min"], tensor["max"]) == (largest, largest)
+    assert math.isclose(tensor["mean"], largest)
+    assert learned(record(reply=reply)).quick(record(reply=reply)) == line
+
+
 def test_a_layout_that_fits_nothing_any_more_gives_way() -> None:
     other = answer(("other", "FP32", (1, 1), floats(0.5)))[: len(ANSWER)]
     one, two = (answer((name, "FP32", (1, 1), floats(0.5))) for name in ("score", "grade"))

@@ -126,11 +126,14 @@ def test_many_timers_for_later_cost_the_wheel_a_bucket_for_each_span_and_not_for
     simulate(main, seed=1)
 
 
-async def test_a_failing_callback_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
+async def test_a_failing_callback_does_not_stop_the_others(
+    caplog: pytest.LogCaptureFixture, error: type[BaseException]
+) -> None:
     wheel, done = TimerWheel(SystemClock()), asyncio.Event()
 
     def fail() -> None:
-        raise RuntimeError("no")
+        raise error("no")
 
     wheel.call_later(0.0, fail)
     wheel.call_later(0.0, done.set)
