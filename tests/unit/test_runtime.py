@@ -14,7 +14,7 @@ from gateway.runtime.chance import Chance
 from gateway.runtime.clock import SystemClock
 from gateway.runtime.scope import DeadlinePassed, DeadlineScope
 from gateway.runtime.supervisor import Supervisor
-from gateway.runtime.wheel import SPAN_TICKS, Timer, TimerWheel
+from gateway.runtime.wheel import SPAN_TICKS, SPANS_MAX, Timer, TimerWheel
 from tests.simulation.loop import SimulationLoop, simulate
 
 
@@ -52,7 +52,7 @@ class LoopClock:
 
 def test_whatever_is_placed_and_cancelled_fires_once_within_a_tick_of_its_instant_or_not_at_all() -> None:
     tick_s = 0.001
-    delays_s = (0.0, 0.0004, 0.001, 0.0999, 0.127, 0.128, 0.129, 0.2, 1.0, 4.9, 5.0, 5.0001)
+    delays_s = (0.0, 0.0004, 0.001, 0.0999, 0.127, 0.128, 0.129, 0.2, 1.0, 4.9, 5.0, 5.0001, 131.0, 131.2, 400.0)
 
     async def main(loop: SimulationLoop, chance: random.Random) -> None:
         clock = LoopClock()
@@ -121,6 +121,25 @@ def test_many_timers_for_later_cost_the_wheel_a_bucket_for_each_span_and_not_for
         assert len(wheel) == 0
         wheel.call_later(5.0, lambda: None)
         assert len(wheel) == 1, "what is placed after a close is not put to what is gone"
+        wheel.close()
+
+    simulate(main, seed=1)
+
+
+def test_instants_ever_further_away_leave_no_empty_span_each() -> None:
+    """A caller of streams may give each of them another time limit, of up to 999,999,999,999,999,999 hours."""
+
+    async def main(loop: SimulationLoop) -> None:
+        wheel = TimerWheel(LoopClock(), 0.001)
+        for number in range(20_000):
+            wheel.call_later(3600.0 * (1 + number), lambda: None).cancel()
+        wheel.call_later(3.6e21, lambda: None)
+        assert len(wheel) == 1
+        assert len(wheel._spans) <= SPANS_MAX + 1
+        assert len(wheel._ticks) <= SPANS_MAX + 1
+        await asyncio.sleep(500.0)
+        assert len(wheel) == 1
+        assert len(wheel._ticks) == 1
         wheel.close()
 
     simulate(main, seed=1)
