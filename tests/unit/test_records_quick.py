@@ -111,6 +111,22 @@ def test_whatever_else_the_bytes_are_what_is_shown_is_theirs(message: bytes, rep
             assert renderer.quick(each) in (b"", careful)
 
 
+def test_no_byte_outside_of_the_elements_may_be_another_one() -> None:
+    """Of messages with several tensors, whose elements begin in more places than one."""
+    sides = (("x", "INT16", (2,), b"abcd"), ("y", "UINT8", (3,), b"efg"))
+    message, reply = request(*sides), answer(*sides)
+    renderer, unlike = learned(record(message=message, reply=reply)), 0
+    for whole, side in ((message, "message"), (reply, "reply")):
+        for at in range(len(whole)):
+            for bit in range(8):
+                changed = whole[:at] + bytes((whole[at] ^ 1 << bit,)) + whole[at + 1 :]
+                both = {"message": message, "reply": reply} | {side: changed}
+                quick = renderer.quick(record(**both))  # type: ignore[arg-type]
+                assert quick in (b"", Renderer().line(record(**both)))  # type: ignore[arg-type]
+                unlike += not quick
+    assert unlike == 8 * (len(message) + len(reply) - 2 * len(b"abcdefg"))
+
+
 @pytest.mark.parametrize(
     "reply",
     [
@@ -251,6 +267,30 @@ def test_every_kind_of_call_has_the_same_line_however_it_is_made(case: Any) -> N
     assert renderer.quick(PredictionRecord(call, outcome, error, reply, 100.011)) == careful
     assert learned(record(), record()).line(PredictionRecord(call, outcome, error, reply, 100.011)) == careful
     assert set(shown(careful)["stages_ms"]) <= {"receive", "route", "queue", "upstream", "write"}
+
+
+INSTANTS = st.sampled_from([100.0, 100.0, 100.0, 100.001, 100.002, 99.5, 0.0, -1.0, 1e9, 3e9])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    instants=st.lists(INSTANTS, min_size=8, max_size=8),
+    more=st.lists(st.floats(0.0, 1e-3), min_size=8, max_size=8),
+    odd=st.none() | st.integers(0, 7),
+)
+def test_whatever_the_instants_of_a_call_are_its_line_is_the_same(
+    instants: list[float], more: list[float], odd: int | None
+) -> None:
+    """All of them anywhere; or in their order, but for one."""
+    if odd is not None:
+        inorder = [100.0 + sum(more[: number + 1]) for number in (0, 1, 2, 3, 5, 7, 4, 6)]
+        instants = [*inorder[:odd], instants[odd], *inorder[odd + 1 :]]
+    call = served_call()
+    trail, attempt = call.trail, call.trail.attempts[0]
+    call.arrived_s, trail.received_s, trail.routed_s, trail.admitted_s, trail.answered_s, ended_s = instants[:6]
+    attempt.started_s, attempt.ended_s = instants[6:]
+    each = PredictionRecord(call, Outcome.OK, None, ANSWER, ended_s)
+    assert learned(record()).quick(each) == Renderer().line(each)
 
 
 def test_plain_calls_are_told_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import itertools
+import math
 import random
 
 import pytest
@@ -226,6 +228,62 @@ async def test_a_cancellation_from_outside_wins_over_a_scope_that_fires_in_the_s
     wheel.call_at(at_s, task.cancel)
     await asyncio.wait((task,))
     assert task.cancelled(), "the outside asked for an end; it must get one"
+
+
+def test_a_timer_that_another_of_its_tick_cancels_does_not_fire() -> None:
+    async def main(loop: SimulationLoop) -> None:
+        wheel, fired, timers = TimerWheel(LoopClock(), 0.001), list[int](), list[Timer]()
+
+        def fire(number: int) -> None:
+            fired.append(number)
+            timers[1 - number].cancel()
+
+        timers += [wheel.call_at(1.0, functools.partial(fire, number)) for number in (0, 1)]
+        await asyncio.sleep(2.0)
+        assert fired == [0]
+        assert len(wheel) == 0
+
+    simulate(main, seed=1)
+
+
+async def test_a_scope_of_a_task_that_was_cancelled_before_and_went_on_still_cuts() -> None:
+    clock, asked = SystemClock(), asyncio.Event()
+    wheel = TimerWheel(clock)
+
+    async def work() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            asked.set()
+            await asyncio.Event().wait()
+        with pytest.raises(DeadlinePassed), DeadlineScope(wheel, clock.now_s() + 0.01):
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(work())
+    await asked.wait()
+    task.cancel()
+    await asyncio.wait_for(task, 20)
+    assert task.cancelling() == 1, "that one was somebody else's"
+
+
+async def test_what_a_body_raises_instead_of_its_cancellation_goes_on() -> None:
+    clock, task = SystemClock(), asyncio.current_task()
+    assert task is not None
+
+    async def raises_another() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise LookupError from None
+
+    with pytest.raises(LookupError), DeadlineScope(TimerWheel(clock), clock.now_s() + 0.01):
+        await raises_another()
+    assert task.cancelling() == 0
+
+
+async def test_a_scope_without_an_end_waits_for_nothing() -> None:
+    wheel = TimerWheel(SystemClock())
+    with DeadlineScope(wheel, math.inf):
+        await asyncio.sleep(0)
+        assert len(wheel) == 0
 
 
 async def test_a_background_job_comes_back_after_a_crash_and_after_a_strangers_cancel() -> None:
