@@ -15,7 +15,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.call import Attempt, Call, SequenceStep
+from gateway.core.call import Attempt, Call, Identity, SequenceStep
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.policy.schema import RecordsPolicy
@@ -267,6 +267,58 @@ def test_every_kind_of_call_has_the_same_line_however_it_is_made(case: Any) -> N
     assert renderer.quick(PredictionRecord(call, outcome, error, reply, 100.011)) == careful
     assert learned(record(), record()).line(PredictionRecord(call, outcome, error, reply, 100.011)) == careful
     assert set(shown(careful)["stages_ms"]) <= {"receive", "route", "queue", "upstream", "write"}
+
+
+def other_calls() -> list[tuple[str, Call, Any]]:
+    """Plain calls, each unlike the usual one in one thing that its line tells."""
+    found: list[tuple[str, Call, Any]] = []
+
+    def made(name: str) -> Call:
+        call = served_call()
+        call.trail.responses = 1
+        found.append((name, call, {}))
+        return call
+
+    made("usual")
+    made("protocol").protocol = "http"
+    made("tenant").identity = Identity("somebody")
+    made("version").version = "3"
+    for name in ("version_served", "version_routed", "routed_by", "artifact_hash", "policy_revision", "pool", "rung"):
+        setattr(made(name).trail, name, "another")
+    for name in ("replicas_ready", "queued_ahead", "in_flight_at_admit", "limit_at_admit", "responses"):
+        setattr(made(name).trail, name, 9)
+    for name, value in (("replica", "default/10.0.0.9:8001"), ("kind", "hedge"), ("text", "words")):
+        setattr(made(name).trail.attempts[0], name, value)
+    made("outcome").trail.attempts[0].outcome = Outcome.SUPERSEDED
+    made("no trace").metadata = ()
+    two = made("two traces")
+    two.metadata = (*two.metadata, ("traceparent", "00-" + "ef" * 16 + "-" + "cd" * 8 + "-01"))
+    made("id of the body").body_id = "b"
+    made("stream").stream_position = 2
+    made("sequence").sequence = SequenceStep(7, True, False)
+    made("no limit").timeout_s = None
+    made("limit").timeout_s = 0.25
+    made("deadline").deadline_s = 100.25
+    made("second").arrived_wall_s += 1.0
+    made("microsecond").arrived_wall_s += 0.25
+    made("model").model = "another"
+    made("impact")
+    found[-1][2]["impact"] = "slower"
+    made("no tensors")
+    found[-1][2]["tensors"] = "none"
+    return found
+
+
+@pytest.mark.parametrize("case", other_calls(), ids=lambda case: case[0])
+def test_what_is_remembered_of_one_call_is_not_told_of_another(case: Any) -> None:
+    _, call, more = case
+    usual = other_calls()[0][1]
+    learning = served_call()
+    learning.model = "another"
+    renderer = learned(record(), PredictionRecord(learning, Outcome.OK, None, ANSWER, 100.011))
+    each = PredictionRecord(call, Outcome.OK, None, ANSWER, 100.011, **more)
+    for which in (PredictionRecord(usual, Outcome.OK, None, ANSWER, 100.011), each) * 2:
+        assert renderer.quick(which) == Renderer().line(which)
 
 
 INSTANTS = st.sampled_from([100.0, 100.0, 100.0, 100.001, 100.002, 99.5, 0.0, -1.0, 1e9, 3e9])
