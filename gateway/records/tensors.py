@@ -285,9 +285,20 @@ def figures(numbers: Sequence[Number], first: Sequence[Number]) -> dict[str, Any
             shown["non_finite"] = len(numbers) - len(usable)
         if not usable:
             return shown
-        found = min(usable), max(usable), math.fsum(value / len(usable) for value in usable)
+        low, high = min(usable), max(usable)
+        found = low, high, _mean(usable, low, high)
     shown["min"], shown["max"], shown["mean"] = found
     return shown
+
+
+def _mean(numbers: Sequence[Number], low: Number, high: Number) -> float:
+    """The mean of finite numbers whose sum may be none."""
+    count = len(numbers)
+    try:
+        return math.fsum(number / count for number in numbers)
+    except OverflowError:
+        # The quotients were rounded up: nearly all are the largest number that there is, with one sign.
+        return low / 2 + high / 2
 
 
 def finite(numbers: Sequence[Number]) -> list[Number | str]:

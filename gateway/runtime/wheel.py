@@ -4,7 +4,9 @@ A gateway sets a timer per call and nearly always cancels it a few milliseconds 
 cancelled timer until it is due, so long deadlines at a high rate would be a leak; here a cancelled timer is gone at
 once. Timers are gathered in ticks of `tick_s`; the loop holds one timer, for the earliest tick that is not empty. A
 timer fires at its instant or up to one tick after it, never before. Those that are due later are gathered in spans of
-many ticks first, of which each is spread over its ticks when it begins: by then nearly all are cancelled. (Varghese and
+many ticks first, of which each is spread over its ticks when it begins: by then nearly all are cancelled. No span is
+further away than `SPANS_MAX`: what is due later than that waits in the last one, and when that begins, in another, so
+that callers who name ever other instants in a thousand years' time do not leave an empty span for each. (Varghese and
 Lauck, "Hashed and Hierarchical Timing Wheels", 1987: the hierarchical form in two levels, with a heap over what is not
 empty in place of turning hands.)
 """
@@ -40,6 +42,7 @@ Bucket = dict[Placeable, float]
 """What waits together, each with its instant."""
 
 SPAN_TICKS = 128
+SPANS_MAX = 1024
 _NO_TIME = float("-inf")
 
 NOWHERE: Bucket = {}
@@ -90,6 +93,7 @@ class TimerWheel:
             raise ValueError(f"tick_s must be positive, not {tick_s}")
         self._clock = clock
         self._tick_s = tick_s
+        self._far_s = SPANS_MAX * SPAN_TICKS * tick_s
         self._buckets: dict[int, Bucket] = {}
         """By their tick."""
         self._spans: dict[int, Bucket] = {}
@@ -114,17 +118,24 @@ class TimerWheel:
 
     def place(self, waiting: Placeable, when_s: float) -> None:
         """Have `waiting` fire at `when_s` or within a tick after it. It must not wait already."""
-        bucket = self._span if self._span_from_s < when_s <= self._span_to_s else self._bucket(when_s)
+        if self._span_from_s < when_s <= self._span_to_s:
+            bucket = self._span
+        else:
+            bucket = self._bucket(when_s, self._clock.now_s())
         waiting.bucket = bucket
         bucket[waiting] = when_s
 
-    def _bucket(self, when_s: float) -> Bucket:
+    def _bucket(self, when_s: float, now_s: float) -> Bucket:
         """Where a timer for that instant is to wait."""
         tick = ceil(when_s / self._tick_s)
         begin = (tick - 1) // SPAN_TICKS * SPAN_TICKS
         from_s = begin * self._tick_s
-        if from_s <= self._clock.now_s():
+        if from_s <= now_s:
             return self._made(self._buckets, tick)
+        far_s = now_s + self._far_s
+        if from_s > far_s:
+            begin = int(far_s / self._tick_s) // SPAN_TICKS * SPAN_TICKS
+            from_s = begin * self._tick_s
         self._span = span = self._made(self._spans, begin)
         self._span_from_s, self._span_to_s = from_s, (begin + SPAN_TICKS) * self._tick_s
         return span
@@ -192,7 +203,7 @@ class TimerWheel:
             self._spans.pop(tick, None)
             due.extend(bucket or ())
             for waiting, when_s in (span or {}).items():
-                waiting.bucket = spread = self._made(self._buckets, ceil(when_s / self._tick_s))
+                waiting.bucket = spread = self._bucket(when_s, now_s)
                 spread[waiting] = when_s
         return due
 
@@ -203,5 +214,6 @@ class TimerWheel:
             del timer.bucket[timer]
             try:
                 timer.fire()
-            except Exception:
+            except (Exception, asyncio.CancelledError):
+                # CancelledError out of a future that was asked what it holds is as much a defect as any other error.
                 _log.exception("a timer's callback failed; the other timers of its tick still run")

@@ -249,6 +249,29 @@ async def test_a_cancellation_from_outside_is_not_mistaken_for_the_deadline() ->
     assert task.cancelled()
 
 
+async def test_an_answer_that_comes_in_spite_of_the_deadline_leaves_no_cancellation_behind() -> None:
+    clock, asked = ManualClock(), asyncio.Event()
+    wheel = HandWheel(clock)
+
+    class Stubborn:
+        async def send(self, call: Call) -> Reply:
+            try:
+                asked.set()
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                return Reply(b"late")
+            raise AssertionError
+
+    call = make_call(arrived_s=clock.now_s(), timeout_s=0.02)
+    task = asyncio.ensure_future(DeadlineLayer(Stubborn(), clock, wheel, Rules()).send(call))
+    await asked.wait()
+    clock.advance(0.1)
+    wheel.turn()
+    assert (await asyncio.wait_for(task, 20)).message == b"late"
+    assert task.cancelling() == 0
+    assert len(wheel) == 0
+
+
 # --- route ---
 
 
@@ -309,6 +332,55 @@ async def test_a_named_version_is_never_replaced_by_another() -> None:
     await router(inner, FLEET, split=Split({"10": 1})).send(make_call(version="1"))
     assert inner.seen[0].trail.version_routed == "1"
     assert inner.seen[0].trail.routed_by == "asked"
+
+
+async def test_a_choice_is_kept_no_longer_than_the_policies_and_the_fleet() -> None:
+    inner = ScriptedService(lambda call: Reply(b""))
+    fleet, current = HandFleet(replica("a", {("fraud", "1"): 1})), routes(inner)
+    subject = RouteLayer(current, fleet, ManualClock(), random.Random(1))
+
+    async def chosen(version: str = "") -> tuple[str, str, str]:
+        call = make_call(version=version)
+        await subject.send(call)
+        return call.trail.version_routed, call.trail.pool, call.trail.policy_revision
+
+    assert [await chosen(), await chosen(), await chosen("1")] == [("1", "gpu", "rev")] * 3
+    fleet.publish(replica("a", {("fraud", "1"): 1, ("fraud", "2"): 1}))
+    assert await chosen() == ("2", "gpu", "rev")
+    old = current.table.get("fraud")
+    assert old is not None
+    current.table = RouteTable("next", {"fraud": replace(old, allowed=frozenset({"1"}))})
+    assert await chosen() == ("1", "gpu", "next")
+    with pytest.raises(GatewayError, match="version 2 is not found"):
+        await chosen("2")
+    current.table = RouteTable("last", {})
+    with pytest.raises(GatewayError) as gone:
+        await chosen("1")
+    assert gone.value.reason is Reason.UNKNOWN_MODEL
+
+
+async def test_gate_and_deadline_ask_the_policies_in_force() -> None:
+    clock = ManualClock()
+    inner = ScriptedService(lambda call: Reply(b""))
+    current = routes(inner)
+    old = current.table.get("fraud")
+    assert old is not None
+    subject = GateLayer(DeadlineLayer(inner, clock, HandWheel(clock), current), Nobody(), current)
+    before, after = (make_call(arrived_s=clock.now_s(), body_bytes=100) for _ in range(2))
+    await subject.send(before)
+    current.table = RouteTable(
+        "next", {"fraud": replace(old, default_deadline_s=2, max_deadline_s=2, limits=BodyLimits(99, 99))}
+    )
+    with pytest.raises(GatewayError, match="takes at most 99"):
+        await subject.send(make_call(arrived_s=clock.now_s(), body_bytes=100))
+    after.body_bytes, after.timeout_s = 99, 5.0
+    await subject.send(after)
+    assert [call.deadline_s - clock.now_s() for call in (before, after)] == [1, 2]
+    assert [call.trail.policy_revision for call in (before, after)] == ["rev", "next"]
+    current.table = RouteTable("last", {})
+    with pytest.raises(GatewayError) as gone:
+        await subject.send(make_call(arrived_s=clock.now_s()))
+    assert gone.value.reason is Reason.UNKNOWN_MODEL
 
 
 async def test_classes_of_an_output_of_texts_are_refused() -> None:

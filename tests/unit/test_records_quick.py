@@ -15,7 +15,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.call import Attempt, Call, SequenceStep
+from gateway.core.call import Attempt, Call, Identity, SequenceStep
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.policy.schema import RecordsPolicy
@@ -111,6 +111,22 @@ def test_whatever_else_the_bytes_are_what_is_shown_is_theirs(message: bytes, rep
             assert renderer.quick(each) in (b"", careful)
 
 
+def test_no_byte_outside_of_the_elements_may_be_another_one() -> None:
+    """Of messages with several tensors, whose elements begin in more places than one."""
+    sides = (("x", "INT16", (2,), b"abcd"), ("y", "UINT8", (3,), b"efg"))
+    message, reply = request(*sides), answer(*sides)
+    renderer, unlike = learned(record(message=message, reply=reply)), 0
+    for whole, side in ((message, "message"), (reply, "reply")):
+        for at in range(len(whole)):
+            for bit in range(8):
+                changed = whole[:at] + bytes((whole[at] ^ 1 << bit,)) + whole[at + 1 :]
+                both = {"message": message, "reply": reply} | {side: changed}
+                quick = renderer.quick(record(**both))  # type: ignore[arg-type]
+                assert quick in (b"", Renderer().line(record(**both)))  # type: ignore[arg-type]
+                unlike += not quick
+    assert unlike == 8 * (len(message) + len(reply) - 2 * len(b"abcdefg"))
+
+
 @pytest.mark.parametrize(
     "reply",
     [
@@ -147,6 +163,18 @@ def test_the_sum_of_enormous_numbers_is_no_infinite_mean() -> None:
     tensor = shown(Renderer().line(record(reply=answer(("y", "FP64", (4,), raw)))))["output"]["tensors"][0]
     assert (tensor["min"], tensor["max"], tensor["mean"]) == (1.7e308, 1.7e308, 1.7e308)
     assert "non_finite" not in tensor
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("count", range(2, 20))
+def test_the_largest_number_again_and_again_has_a_mean(count: int, sign: int) -> None:
+    largest = sign * sys.float_info.max
+    reply = answer(("y", "FP64", (count,), struct.pack(f"<{count}d", *[largest] * count)))
+    line = Renderer().line(record(reply=reply))
+    tensor = shown(line)["output"]["tensors"][0]
+    assert (tensor["min"], tensor["max"]) == (largest, largest)
+    assert math.isclose(tensor["mean"], largest)
+    assert learned(record(reply=reply)).quick(record(reply=reply)) == line
 
 
 def test_a_layout_that_fits_nothing_any_more_gives_way() -> None:
@@ -239,6 +267,82 @@ def test_every_kind_of_call_has_the_same_line_however_it_is_made(case: Any) -> N
     assert renderer.quick(PredictionRecord(call, outcome, error, reply, 100.011)) == careful
     assert learned(record(), record()).line(PredictionRecord(call, outcome, error, reply, 100.011)) == careful
     assert set(shown(careful)["stages_ms"]) <= {"receive", "route", "queue", "upstream", "write"}
+
+
+def other_calls() -> list[tuple[str, Call, Any]]:
+    """Plain calls, each unlike the usual one in one thing that its line tells."""
+    found: list[tuple[str, Call, Any]] = []
+
+    def made(name: str) -> Call:
+        call = served_call()
+        call.trail.responses = 1
+        found.append((name, call, {}))
+        return call
+
+    made("usual")
+    made("protocol").protocol = "http"
+    made("tenant").identity = Identity("somebody")
+    made("version").version = "3"
+    for name in ("version_served", "version_routed", "routed_by", "artifact_hash", "policy_revision", "pool", "rung"):
+        setattr(made(name).trail, name, "another")
+    for name in ("replicas_ready", "queued_ahead", "in_flight_at_admit", "limit_at_admit", "responses"):
+        setattr(made(name).trail, name, 9)
+    for name, value in (("replica", "default/10.0.0.9:8001"), ("kind", "hedge"), ("text", "words")):
+        setattr(made(name).trail.attempts[0], name, value)
+    made("outcome").trail.attempts[0].outcome = Outcome.SUPERSEDED
+    made("no trace").metadata = ()
+    two = made("two traces")
+    two.metadata = (*two.metadata, ("traceparent", "00-" + "ef" * 16 + "-" + "cd" * 8 + "-01"))
+    made("id of the body").body_id = "b"
+    made("stream").stream_position = 2
+    made("sequence").sequence = SequenceStep(7, True, False)
+    made("no limit").timeout_s = None
+    made("limit").timeout_s = 0.25
+    made("deadline").deadline_s = 100.25
+    made("second").arrived_wall_s += 1.0
+    made("microsecond").arrived_wall_s += 0.25
+    made("model").model = "another"
+    made("impact")
+    found[-1][2]["impact"] = "slower"
+    made("no tensors")
+    found[-1][2]["tensors"] = "none"
+    return found
+
+
+@pytest.mark.parametrize("case", other_calls(), ids=lambda case: case[0])
+def test_what_is_remembered_of_one_call_is_not_told_of_another(case: Any) -> None:
+    _, call, more = case
+    usual = other_calls()[0][1]
+    learning = served_call()
+    learning.model = "another"
+    renderer = learned(record(), PredictionRecord(learning, Outcome.OK, None, ANSWER, 100.011))
+    each = PredictionRecord(call, Outcome.OK, None, ANSWER, 100.011, **more)
+    for which in (PredictionRecord(usual, Outcome.OK, None, ANSWER, 100.011), each) * 2:
+        assert renderer.quick(which) == Renderer().line(which)
+
+
+INSTANTS = st.sampled_from([100.0, 100.0, 100.0, 100.001, 100.002, 99.5, 0.0, -1.0, 1e9, 3e9])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    instants=st.lists(INSTANTS, min_size=8, max_size=8),
+    more=st.lists(st.floats(0.0, 1e-3), min_size=8, max_size=8),
+    odd=st.none() | st.integers(0, 7),
+)
+def test_whatever_the_instants_of_a_call_are_its_line_is_the_same(
+    instants: list[float], more: list[float], odd: int | None
+) -> None:
+    """All of them anywhere; or in their order, but for one."""
+    if odd is not None:
+        inorder = [100.0 + sum(more[: number + 1]) for number in (0, 1, 2, 3, 5, 7, 4, 6)]
+        instants = [*inorder[:odd], instants[odd], *inorder[odd + 1 :]]
+    call = served_call()
+    trail, attempt = call.trail, call.trail.attempts[0]
+    call.arrived_s, trail.received_s, trail.routed_s, trail.admitted_s, trail.answered_s, ended_s = instants[:6]
+    attempt.started_s, attempt.ended_s = instants[6:]
+    each = PredictionRecord(call, Outcome.OK, None, ANSWER, ended_s)
+    assert learned(record()).quick(each) == Renderer().line(each)
 
 
 def test_plain_calls_are_told_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:

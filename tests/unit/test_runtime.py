@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import itertools
+import math
 import random
 
 import pytest
@@ -14,7 +16,7 @@ from gateway.runtime.chance import Chance
 from gateway.runtime.clock import SystemClock
 from gateway.runtime.scope import DeadlinePassed, DeadlineScope
 from gateway.runtime.supervisor import Supervisor
-from gateway.runtime.wheel import SPAN_TICKS, Timer, TimerWheel
+from gateway.runtime.wheel import SPAN_TICKS, SPANS_MAX, Timer, TimerWheel
 from tests.simulation.loop import SimulationLoop, simulate
 
 
@@ -52,7 +54,7 @@ class LoopClock:
 
 def test_whatever_is_placed_and_cancelled_fires_once_within_a_tick_of_its_instant_or_not_at_all() -> None:
     tick_s = 0.001
-    delays_s = (0.0, 0.0004, 0.001, 0.0999, 0.127, 0.128, 0.129, 0.2, 1.0, 4.9, 5.0, 5.0001)
+    delays_s = (0.0, 0.0004, 0.001, 0.0999, 0.127, 0.128, 0.129, 0.2, 1.0, 4.9, 5.0, 5.0001, 131.0, 131.2, 400.0)
 
     async def main(loop: SimulationLoop, chance: random.Random) -> None:
         clock = LoopClock()
@@ -126,11 +128,33 @@ def test_many_timers_for_later_cost_the_wheel_a_bucket_for_each_span_and_not_for
     simulate(main, seed=1)
 
 
-async def test_a_failing_callback_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_instants_ever_further_away_leave_no_empty_span_each() -> None:
+    """A caller of streams may give each of them another time limit, of up to 999,999,999,999,999,999 hours."""
+
+    async def main(loop: SimulationLoop) -> None:
+        wheel = TimerWheel(LoopClock(), 0.001)
+        for number in range(20_000):
+            wheel.call_later(3600.0 * (1 + number), lambda: None).cancel()
+        wheel.call_later(3.6e21, lambda: None)
+        assert len(wheel) == 1
+        assert len(wheel._spans) <= SPANS_MAX + 1
+        assert len(wheel._ticks) <= SPANS_MAX + 1
+        await asyncio.sleep(500.0)
+        assert len(wheel) == 1
+        assert len(wheel._ticks) == 1
+        wheel.close()
+
+    simulate(main, seed=1)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
+async def test_a_failing_callback_does_not_stop_the_others(
+    caplog: pytest.LogCaptureFixture, error: type[BaseException]
+) -> None:
     wheel, done = TimerWheel(SystemClock()), asyncio.Event()
 
     def fail() -> None:
-        raise RuntimeError("no")
+        raise error("no")
 
     wheel.call_later(0.0, fail)
     wheel.call_later(0.0, done.set)
@@ -204,6 +228,62 @@ async def test_a_cancellation_from_outside_wins_over_a_scope_that_fires_in_the_s
     wheel.call_at(at_s, task.cancel)
     await asyncio.wait((task,))
     assert task.cancelled(), "the outside asked for an end; it must get one"
+
+
+def test_a_timer_that_another_of_its_tick_cancels_does_not_fire() -> None:
+    async def main(loop: SimulationLoop) -> None:
+        wheel, fired, timers = TimerWheel(LoopClock(), 0.001), list[int](), list[Timer]()
+
+        def fire(number: int) -> None:
+            fired.append(number)
+            timers[1 - number].cancel()
+
+        timers += [wheel.call_at(1.0, functools.partial(fire, number)) for number in (0, 1)]
+        await asyncio.sleep(2.0)
+        assert fired == [0]
+        assert len(wheel) == 0
+
+    simulate(main, seed=1)
+
+
+async def test_a_scope_of_a_task_that_was_cancelled_before_and_went_on_still_cuts() -> None:
+    clock, asked = SystemClock(), asyncio.Event()
+    wheel = TimerWheel(clock)
+
+    async def work() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            asked.set()
+            await asyncio.Event().wait()
+        with pytest.raises(DeadlinePassed), DeadlineScope(wheel, clock.now_s() + 0.01):
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(work())
+    await asked.wait()
+    task.cancel()
+    await asyncio.wait_for(task, 20)
+    assert task.cancelling() == 1, "that one was somebody else's"
+
+
+async def test_what_a_body_raises_instead_of_its_cancellation_goes_on() -> None:
+    clock, task = SystemClock(), asyncio.current_task()
+    assert task is not None
+
+    async def raises_another() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise LookupError from None
+
+    with pytest.raises(LookupError), DeadlineScope(TimerWheel(clock), clock.now_s() + 0.01):
+        await raises_another()
+    assert task.cancelling() == 0
+
+
+async def test_a_scope_without_an_end_waits_for_nothing() -> None:
+    wheel = TimerWheel(SystemClock())
+    with DeadlineScope(wheel, math.inf):
+        await asyncio.sleep(0)
+        assert len(wheel) == 0
 
 
 async def test_a_background_job_comes_back_after_a_crash_and_after_a_strangers_cancel() -> None:
