@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "fleet": "what a call costs against the number of models and of replicas",
     "throughput": "inferences per second through Sluice over direct ones, by perf_analyzer and by our own callers",
     "stages": "what one call costs the gateway's process, stage by stage, beside its budget",
+    "instructions": "how many instructions one call costs, stage by stage, counted under valgrind",
     "chaos": "a scenario with faults under open-loop load, with a verdict",
     "run": "a scenario as open-loop load, with a verdict, figures and pictures",
 }

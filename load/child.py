@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,10 +24,12 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 class Child:
     """A running process; the end of the `with` block ends it: SIGTERM, and SIGKILL after a while. If the lab itself is
-    killed, the kernel kills the child.
+    killed, the kernel kills the child. Its environment is the lab's, with `variables` over it.
     """
 
-    def __init__(self, name: str, argv: Sequence[str], *, log: Path, cwd: Path) -> None:
+    def __init__(
+        self, name: str, argv: Sequence[str], *, log: Path, cwd: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self.log = log
         lab = os.getpid()
@@ -41,6 +43,7 @@ class Child:
             self._process = subprocess.Popen(
                 argv,
                 cwd=cwd,
+                env={**os.environ, **(variables or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -65,7 +68,9 @@ class Child:
         while time.monotonic() < end_s:
             code = self._process.poll()
             if code is not None:
-                raise LoadError(f"{self.name} ended with {code} before it was ready; its last words:\n{self._tail()}")
+                raise LoadError(
+                    f"{self.name} ended with {code} before it was ready; its last words:\n{self.last_words()}"
+                )
             try:
                 with urllib.request.urlopen(url, timeout=2) as response:
                     if response.status == 200:
@@ -73,7 +78,7 @@ class Child:
             except OSError:  # URLError and a status that is not 200 are ones too
                 pass
             time.sleep(0.05)
-        raise LoadError(f"{self.name} was not ready after {timeout_s:g} s; its last words:\n{self._tail()}")
+        raise LoadError(f"{self.name} was not ready after {timeout_s:g} s; its last words:\n{self.last_words()}")
 
     def stop(self) -> int:
         """End it, if it has not ended. Returns its exit code, negative for the signal that ended it."""
@@ -105,6 +110,7 @@ class Child:
             self.kill()
             raise
 
-    def _tail(self) -> str:
+    def last_words(self) -> str:
+        """The end of what it has printed, indented."""
         with self.log.open(encoding="utf-8", errors="replace") as file:
             return "    " + "    ".join(deque(file, maxlen=12)).rstrip()

@@ -86,6 +86,21 @@ least {ROUNDS_MIN} rounds), and **{UNJUDGED}** without.""",
     "stages": """\
 There is no verdict: a budget is a plan, and what is judged is the whole, by `compare`. A stage whose interval is wide
 was measured on a busy machine.""",
+    "instructions": """\
+There is no verdict: no count has a limit. What the stages are:
+
+- `http`, `grpc`: all that an edge does from a request's bytes to its answer's, the call's task included, over a service
+  that answers at once.
+- `client`: the client of a replica, from the call to its answer, over a replica that answers at once.
+- `layers`: all layers with the metrics, and what drives them: a task for each call, the call itself, and an answer at
+  once (the depth `client` of `stages`).
+- `records`: the prediction record, its writer's thread included: what a call through all layers costs more with it.
+
+The sums are those of an edge, `layers`, `records` and `client`. So they hold a little of the driver too, and no
+socket: neither the event loop's work with one nor the kernel's. What else the process does while counting is on (probes
+of replicas, timers) is counted as well.
+
+Count twice before a small difference is believed.""",
 }
 """What the verdict of each command means."""
 
@@ -197,6 +212,13 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
         "floor_us": "what the driver itself costs: a task, a call, and an answer at once",
         "setting": "rate, rounds, loop, machine, …",
         "rounds": "microseconds of CPU per call of each depth, of the whole `process` and of the thread of the `loop`",
+    },
+    "instructions": {
+        "stages": "each with `stage` (as on the command line), `name`, and `instructions` per call",
+        "sums": "of whole calls, each with `name` and `instructions` per call, where all their stages were counted",
+        "counts": "instructions of all calls together, by what was run; a record is the difference of `with records` "
+        "and `with metrics`",
+        "setting": "calls of each stage, loop, versions of valgrind and Python, machine",
     },
 }
 """The members of each command's JSON."""

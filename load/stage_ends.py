@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast
 
 from gateway.core.call import Call, Metadata
 from gateway.core.faces import Endpoints
@@ -53,6 +53,16 @@ _HEAD_BLOCK = literal(b":status", b"200") + literal(b"content-type", b"applicati
 _END_BLOCK = literal(b"grpc-status", b"0")
 
 
+class End(Protocol):
+    """One of the three."""
+
+    def prepare(self, bursts: int) -> Any:
+        """What comes in so many bursts, made before anything is measured."""
+
+    async def burst(self, prepared: Any, number: int) -> None:
+        """Let burst `number` of what is prepared come in, and wait until all of it is answered. Raises LoadError."""
+
+
 class Ends:
     """The three ends, made once. `burst` calls go in together, each over a connection of its own as far as callers have
     some.
@@ -64,25 +74,23 @@ class Ends:
         self._http = _HttpEnd(house, burst, self._supply)
         self._grpc = _GrpcEnd(house, burst, self._supply)
         self._upstream = _UpstreamEnd(house, burst, self._supply)
+        self.ends: Mapping[str, End] = {HTTP: self._http, GRPC: self._grpc, UPSTREAM: self._upstream}
 
     async def measure(self, calls: int) -> dict[str, float]:
         """CPU per call of each end, microseconds, of the thread of the event loop."""
         bursts = -(-calls // self._burst)
-        return {
-            HTTP: await self._of(self._http.prepare(bursts), self._http.burst, bursts),
-            GRPC: await self._of(self._grpc.prepare(bursts), self._grpc.burst, bursts),
-            UPSTREAM: await self._of(self._upstream.prepare(bursts), self._upstream.burst, bursts),
-        }
+        return {name: await self._of(end, bursts) for name, end in self.ends.items()}
 
     @property
     def answered(self) -> dict[str, int]:
         """Calls of each end up to now."""
         return {HTTP: self._http.service.calls, GRPC: self._grpc.service.calls, UPSTREAM: self._upstream.answered}
 
-    async def _of(self, prepared: Any, burst: Callable[[Any, int], Awaitable[None]], bursts: int) -> float:
+    async def _of(self, end: End, bursts: int) -> float:
+        prepared = end.prepare(bursts)
         begun = time.thread_time_ns()
         for number in range(bursts):
-            await burst(prepared, number)
+            await end.burst(prepared, number)
         return (time.thread_time_ns() - begun) / (bursts * self._burst) / 1000
 
     async def aclose(self) -> None:

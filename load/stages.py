@@ -242,13 +242,14 @@ class Caller:
         """CPU per call at this depth: with that of the task and of the call itself, without that of the preparation."""
         gc.collect()
         begun_process, begun_loop = time.process_time_ns(), time.thread_time_ns()
-        done = await self._drive(depth, calls)
+        done = await self.drive(depth, calls)
         await self._house.records_written()
         process, thread = time.process_time_ns() - begun_process, time.thread_time_ns() - begun_loop
         prepared_us = self._prepared_us(depth)
         return Cpu(process / done / 1000 - prepared_us, thread / done / 1000 - prepared_us)
 
-    async def _drive(self, depth: Depth, calls: int) -> int:
+    async def drive(self, depth: Depth, calls: int) -> int:
+        """Make whole bursts of calls, at least so many. Returns how many."""
         started_s, interval_s, burst = time.monotonic(), self._interval_s, self._burst
         bursts = -(-calls // burst)
         running = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from load import beside, connections, fleet, perf_analyzer, sizes, soak_figures, stages, throughput
+from load import beside, connections, fleet, instructions, perf_analyzer, sizes, soak_figures, stages, throughput
 from load.__main__ import COMMANDS, described
 from load.chaos_figures import CHAOS_FIGURES
 from load.document import render
@@ -26,6 +26,7 @@ from load.scenario import load_scenario, scenario_names
 from tests.unit.test_load_chaos import made_document
 from tests.unit.test_load_connections import COUNT, GOOD
 from tests.unit.test_load_figures import QUIET
+from tests.unit.test_load_instructions import COUNTS, SETTING
 from tests.unit.test_load_large import ROUND, SIZE_ROUND
 from tests.unit.test_load_soak import IDLE
 from tests.unit.test_load_stages import ENDS, READING
@@ -84,6 +85,7 @@ RESULTS: dict[str, Callable[[], dict[str, Any]]] = {
     "fleet": lambda: fleet.document([FLEETS], {}),
     "throughput": lambda: throughput.document("grpc", {("own", 16): [PAIR]}, {}),
     "stages": lambda: stages.document([READING], [ENDS], {}),
+    "instructions": lambda: instructions.document(list(instructions.STAGES), COUNTS, SETTING),
 }
 
 
