@@ -108,20 +108,22 @@ class HttpCall(ArrivingBody):
         assert match.route is not None, "what has no route is no call"
         self._route = match.route
         clock = kit.clock
+        # By position: names cost as much again as the call itself.
         self.call = Call(
-            request_id=client.request_id,
-            model=match.model,
-            version=match.version,
-            arrived_s=arrived_s,
-            arrived_wall_s=clock.wall_s() - (clock.now_s() - arrived_s),
-            receive=self.receive,
+            client.request_id,
+            match.model,
+            match.version,
+            arrived_s,
+            clock.wall_s() - (clock.now_s() - arrived_s),
+            None,  # the message is still to come
+            self.receive,
             # How large a compressed body will be, nobody has said.
-            body_bytes=None if words.chunked or self._inflating is not None else declared or 0,
-            credentials=client.credentials,
-            metadata=client.metadata,
-            timeout_s=client.timeout_s,
-            explain=client.explain,
-            protocol="http",
+            None if words.chunked or self._inflating is not None else declared or 0,
+            client.credentials,
+            client.metadata,
+            client.timeout_s,
+            client.explain,
+            "http",
         )
         self.answer: HttpAnswer | None = None
         """An error that waits for its turn. A good answer never waits here: its task does."""
