@@ -92,15 +92,17 @@ There is no verdict: no count has a limit. What the stages are:
 - `http`, `grpc`: all that an edge does from a request's bytes to its answer's, the call's task included, over a service
   that answers at once.
 - `client`: the client of a replica, from the call to its answer, over a replica that answers at once.
-- `layers`: all layers with the metrics, and what drives them: a task for each call, the call itself, and an answer at
-  once (the depth `client` of `stages`).
+- `layers`: all layers with the metrics: what a call through them costs more than what drives it (a task, the call
+  itself and an answer at once; the floor of `stages`).
 - `records`: the prediction record, its writer's thread included: what a call through all layers costs more with it.
 
-The sums are those of an edge, `layers`, `records` and `client`. So they hold a little of the driver too, and no
+The sums are those of an edge, `layers`, `records` and `client`. They hold no
 socket: neither the event loop's work with one nor the kernel's. What else the process does while counting is on (probes
 of replicas, timers) is counted as well.
 
-Count twice before a small difference is believed.""",
+How well they repeat: in two runs of 960 calls, one after the other on a quiet machine, the edges and a call through the
+layers differed by 0.1 %, the client by 0.5 %, the prediction record by 4 % (its writer works by the clock), and the
+sums by 1 %. Count twice before a smaller difference is believed.""",
 }
 """What the verdict of each command means."""
 
@@ -216,8 +218,8 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
     "instructions": {
         "stages": "each with `stage` (as on the command line), `name`, and `instructions` per call",
         "sums": "of whole calls, each with `name` and `instructions` per call, where all their stages were counted",
-        "counts": "instructions of all calls together, by what was run; a record is the difference of `with records` "
-        "and `with metrics`",
+        "counts": "instructions of all calls together, by what was run; `records` is the difference of `with records` "
+        "and `with metrics`, `layers` that of `with metrics` and `client`",
         "setting": "calls of each stage, loop, versions of valgrind and Python, machine",
     },
 }

@@ -97,7 +97,7 @@ STAGES: Mapping[str, Stage] = {
     "http": Stage(HTTP, HTTP),
     "grpc": Stage(GRPC, GRPC),
     "client": Stage(UPSTREAM, UPSTREAM),
-    "layers": Stage("layers with metrics", "with metrics"),
+    "layers": Stage("layers with metrics", "with metrics", "client"),
     "records": Stage("prediction record", "with records", "with metrics"),
 }
 """By the names of the command line. A reading is an end of `stage_ends.Ends` or one of `stages.depths`."""
