@@ -33,7 +33,7 @@ gateway's process executes in user space, on all its threads. Each stage runs in
 on around the calls alone: warm-up, start and end are not in it. Needs valgrind (apt-get install -y valgrind) and
 permission to trace processes.
 
-A count does not depend on the clock rate of the processors or on what else they do, so it shows changes that times on a
+A count hardly depends on the clock rate of the processors or on what else they do, so it shows changes that times on a
 shared machine hide. It is no time: the kernel's work, cache misses and mispredicted branches cost time and no
 instructions. So count before and after a change, with the same --calls and --loop, and let `compare` judge what it is
 worth.
