@@ -332,9 +332,17 @@ class ClientStream:
             turn.set_result(None)
 
     async def _put_error(self, call: Call, error: GatewayError, inner: bytes = b"", *, last: bool = False) -> None:
-        if self._true_status and error.reason not in _CALLERS_OWN:
+        if (self._true_status and error.reason not in _CALLERS_OWN) or self._time_is_up(error):
             self._fail(error)
         await self._put(call, error, encode_streamed_error(error.message, call.body_id, inner), last=last)
+
+    def _time_is_up(self, error: GatewayError) -> bool:
+        """Whether it is the deadline of the whole stream that a call ran into. That is told by the stream's status, as
+        Triton does: the call may hear of it before the port's own timer fires, and a stream that ended in order then
+        would look complete.
+        """
+        left_s = self._session.deadline_s - self._kit.clock.now_s()
+        return error.reason is Reason.DEADLINE and left_s <= EXPIRY_GRACE_S
 
     async def _put(self, call: Call, error: GatewayError | None, message: bytes, *, last: bool = False) -> None:
         ends = error is not None and error is self._failure  # at once: its call ends with the stream, which begins now

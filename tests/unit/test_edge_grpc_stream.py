@@ -455,6 +455,32 @@ async def test_no_response_is_written_after_the_deadline(scene: Make) -> None:
     await subject.end()
 
 
+async def test_a_call_that_hears_first_of_the_streams_deadline_ends_the_stream_with_that_status(scene: Make) -> None:
+    """The port's own timer may fire a moment later: a client that has said all saw such a stream end in order."""
+    subject = scene(lasts_s=10.0)
+    subject.port.say("d", "a")
+    flight = await subject.flight(0)
+    subject.port.said_all()
+    subject.clock.advance(10.0 - 0.001)
+    flight.end(GatewayError(Reason.DEADLINE, "the deadline passed while the model server had the request"))
+    with pytest.raises(GatewayError) as ended:
+        await subject.running
+    assert ended.value.reason is Reason.DEADLINE
+    assert subject.port.got == [], "the status says it"
+    subject.nothing_is_left()
+
+
+async def test_a_call_with_a_shorter_deadline_of_its_own_does_not_end_the_stream(scene: Make) -> None:
+    subject = scene(lasts_s=10.0)
+    subject.port.say("d", "a")
+    flight = await subject.flight(0)
+    subject.clock.advance(2.0)
+    flight.end(GatewayError(Reason.DEADLINE, "the deadline passed while the model server had the request"))
+    await until(lambda: bool(subject.port.got))
+    assert "deadline" in subject.port.got[0].error_message
+    await subject.end()
+
+
 async def test_a_stream_that_ran_out_of_time_is_closed_as_expired(scene: Make) -> None:
     subject = scene()
     subject.port.say("d", "a")
