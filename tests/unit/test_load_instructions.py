@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -246,7 +245,6 @@ def test_the_table_shows_every_stage_and_sum() -> None:
 
 
 @pytest.mark.field
-@pytest.mark.skipif(shutil.which("callgrind_control") is None, reason="valgrind is not installed")
 def test_real_counts_of_few_and_of_more_calls_agree(capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for calls in ("320", "640"):
