@@ -31,6 +31,11 @@ _log = logging.getLogger("sluice.edge.grpc")
 
 EXPIRY_GRACE_S = 0.02
 """A handler that is cancelled this close to its RPC's deadline was cancelled by the deadline, not by the caller."""
+
+TIME_IS_UP_S = 0.005
+"""A call's deadline that passes so shortly before that of its whole stream is the stream's: the replica is told a limit
+that ends a little before (`fleet/transport.py`), and timers have their ticks.
+"""
 OUTBOX_MAX = 16
 """Messages that may wait for a client that is slow to take them; at the bound its calls wait, and then the replicas."""
 OUTBOX_BYTES_MAX = 1024 * 1024
@@ -342,7 +347,7 @@ class ClientStream:
         would look complete.
         """
         left_s = self._session.deadline_s - self._kit.clock.now_s()
-        return error.reason is Reason.DEADLINE and left_s <= EXPIRY_GRACE_S
+        return error.reason is Reason.DEADLINE and left_s <= TIME_IS_UP_S
 
     async def _put(self, call: Call, error: GatewayError | None, message: bytes, *, last: bool = False) -> None:
         ends = error is not None and error is self._failure  # at once: its call ends with the stream, which begins now
