@@ -75,6 +75,8 @@ class ClientStream:
         self._headers_sent = False
         self._writer_done = False
         self._failure: GatewayError | None = None
+        self._expiring = False
+        """Its time is as good as over: the port ends it within `TIME_IS_UP_S`."""
 
     @property
     def calls(self) -> int:
@@ -146,7 +148,7 @@ class ClientStream:
     def _over(self) -> bool:
         if self._failure is not None:
             return True
-        if self._tasks or self._outbox:
+        if self._tasks or self._outbox or self._expiring:
             return False
         if self._said_all:
             return True
@@ -337,13 +339,16 @@ class ClientStream:
             turn.set_result(None)
 
     async def _put_error(self, call: Call, error: GatewayError, inner: bytes = b"", *, last: bool = False) -> None:
-        if (self._true_status and error.reason not in _CALLERS_OWN) or self._time_is_up(error):
+        if self._time_is_up(error):
+            self._expiring = True
+            return
+        if self._true_status and error.reason not in _CALLERS_OWN:
             self._fail(error)
         await self._put(call, error, encode_streamed_error(error.message, call.body_id, inner), last=last)
 
     def _time_is_up(self, error: GatewayError) -> bool:
-        """Whether it is the deadline of the whole stream that a call ran into. That is told by the stream's status, as
-        Triton does: the call may hear of it before the port's own timer fires, and a stream that ended in order then
+        """Whether it is the deadline of the whole stream that a call ran into, and heard of before the port's own timer
+        fires. That is told by the stream's status and when it is due, as Triton does: a stream that ended in order now
         would look complete.
         """
         left_s = self._session.deadline_s - self._kit.clock.now_s()

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 
 from gateway.core.call import Call
 from gateway.core.errors import Reason
-from gateway.edge.grpc_stream import TIME_IS_UP_S
 from gateway.policy.schema import ModelPolicy
 from tests.simulation.plans import CallPlan, SessionPlan
-from tests.simulation.report import Ending, Report, SessionEnding, record_key
+from tests.simulation.report import Ending, Report, record_key
 from tests.simulation.stream_parts import expected_digests
 from tests.simulation.streamer import ERROR, ERROR_TEXT
 
@@ -218,18 +217,6 @@ def deadline_of(plan: CallPlan, session: SessionPlan | None, call: Call, policy:
     return deadline_s
 
 
-def _time_was_up(report: Report, session: SessionPlan, ending: SessionEnding) -> bool:
-    """The stream ended for its own deadline, which one of its calls heard of first."""
-    if ending.status != Reason.DEADLINE.label or session.timeout_s is None:
-        return False
-    deadlines_s = [
-        call.session.deadline_s
-        for plan, call, _ in streamed(report)
-        if plan.session == session.number and call.session is not None and call.trail.reason is Reason.DEADLINE
-    ]
-    return any(ending.at_s >= each_s - TIME_IS_UP_S for each_s in deadlines_s)
-
-
 def true_statuses_are_given_where_they_are_asked_for(report: Report) -> Iterator[str]:
     """The first failure of a model ends such a stream with its status; on others an error is a message."""
     for session in report.scenario.sessions:
@@ -246,7 +233,7 @@ def true_statuses_are_given_where_they_are_asked_for(report: Report) -> Iterator
         if session.true_status:
             if failed and ending.status == "ok":
                 yield f"{session.request_id}: call-{failed[0]:05d} failed, and the stream ended well"
-        elif ending.status not in _TOLD_AT_THE_END and not _time_was_up(report, session, ending):
+        elif ending.status not in _TOLD_AT_THE_END:
             yield f"{session.request_id}: ended as {ending.status} {ending.text}"
         if ending.status == Reason.DRAINING.label and report.scenario.shutdown_s is None:
             yield f"{session.request_id}: ended as draining, and nobody shut down"
