@@ -7,12 +7,10 @@ otherwise.
 
 from __future__ import annotations
 
-import re
-
 from gateway.core.header_names import REQUEST_ID, TRACEPARENT
 from gateway.edge.grpc_kit import least
 from gateway.edge.grpc_rpc_head import GRPC_TIMEOUT, READ_HERE, REQUEST_ID_NAME, RpcHead
-from gateway.edge.headers import ClientHeaders, HeaderReader
+from gateway.edge.headers import PLAIN_PARENT, ClientHeaders, HeaderReader
 from gateway.wire.grpc.errors import GrpcFault
 from gateway.wire.grpc.timeout import parse_timeout
 from gateway.wire.hpack import Layout
@@ -30,7 +28,6 @@ NO_PLAN = "no plan"
 
 _PARENT = TRACEPARENT.encode()
 _KNOWN = frozenset({REQUEST_ID_NAME, GRPC_TIMEOUT, _PARENT})
-_PLAIN_PARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class HeadPlan:
@@ -78,7 +75,7 @@ class HeadPlan:
                 kept[self._id_goes] = (REQUEST_ID, request_id)
             if self._parent_goes >= 0:
                 parent = values[self._parent_at]
-                if _PLAIN_PARENT.fullmatch(parent) is None:
+                if PLAIN_PARENT.fullmatch(parent) is None:
                     return None
                 kept[self._parent_goes] = (TRACEPARENT, parent.decode())
             metadata = tuple(kept)

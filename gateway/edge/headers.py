@@ -170,7 +170,7 @@ class HeaderReader:
         if size > FORWARD_BYTES_MAX or len(request_id) > REQUEST_ID_CHARS_MAX or seen & _CREDENTIALS == _CREDENTIALS:
             return None
         if parent:
-            if _PLAIN_PARENT.fullmatch(parent) is None:
+            if PLAIN_PARENT.fullmatch(parent) is None:
                 return None
             kept.append((TRACEPARENT, parent.decode("ascii")))
             if state and size + len(state) <= FORWARD_BYTES_MAX and _valid_state(state):
@@ -319,7 +319,7 @@ _OWN_PLACES = {
     "connection": _IS_CONNECTION,
 }
 PLAIN_PARENT_TEXT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-_PLAIN_PARENT = re.compile(PLAIN_PARENT_TEXT.pattern.encode())
+PLAIN_PARENT = re.compile(PLAIN_PARENT_TEXT.pattern.encode())
 _USES_MAX = 1024
 _USE_CHARS_MAX = 64
 _OWN = frozenset(
