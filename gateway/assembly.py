@@ -8,7 +8,7 @@ test controls.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.call import Call
@@ -17,6 +17,7 @@ from gateway.core.faces import Authenticator, Connector, Files, Resolver
 from gateway.core.outcome import Outcome
 from gateway.core.service import Service
 from gateway.decide.bytebudget import ByteBudget
+from gateway.decide.tuning import Tuning
 from gateway.fleet.catalogue import FleetCatalogue
 from gateway.fleet.directory import Directory
 from gateway.fleet.http2_client import Http2ReplicaClient
@@ -64,6 +65,7 @@ class Parts:
     """Makes the replica labels of the public metrics page unguessable, and the same over restarts."""
     breathe: Callable[[], None] | None = None
     """Called by the record writer between lines, so that it lets go of the interpreter."""
+    tuning: Tuning = field(default_factory=Tuning)
     wrap_transport: Callable[[Service], Service] = lambda service: service
     """For tests: put something between track and transport."""
 
@@ -145,6 +147,7 @@ class Assembly:
             wheel=self.wheel,
             pick_chance=chance.stream("decide.pick"),
             split_chance=chance.stream("decide.split"),
+            tuning=parts.tuning,
         )
         self.service: Service = self.stack.service
         self.directory.subscribe(lambda snapshot: self.metrics.fleet_changed(snapshot, clock.now_s()))

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 
 from gateway.core.faces import Authenticator, BodyLimits, SnapshotSource
 from gateway.core.service import Service
-from gateway.decide.pick import LeastInFlight
+from gateway.decide.attempt_budget import AttemptBudget
+from gateway.decide.retry import RetrySettings
 from gateway.decide.split import Split
+from gateway.decide.tuning import Tuning
 from gateway.layers.admit import AdmitLayer
+from gateway.layers.attempts import AttemptsLayer
+from gateway.layers.cancels import Cancels
 from gateway.layers.deadline import DeadlineLayer, StreamLimits
 from gateway.layers.gate import GateLayer
 from gateway.layers.record import CallSink, RecordLayer
@@ -80,7 +84,7 @@ POSITIONS: tuple[Position, ...] = (
     ),
     Position(
         "attempts",
-        False,
+        True,
         "Inside admission: a retry or a hedge takes an idle slot at once or is not sent; it never queues again.",
     ),
     Position(
@@ -103,19 +107,47 @@ class Stack:
 
 
 def build_model_stack(
-    policy: ModelPolicy, *, transport: Service, fleet: SnapshotSource, clock: Clock, chance: random.Random
+    policy: ModelPolicy,
+    *,
+    transport: Service,
+    fleet: SnapshotSource,
+    cancels: Cancels,
+    clock: Clock,
+    wheel: TimerWheel,
+    chance: random.Random,
+    tuning: Tuning,
 ) -> AdmitLayer:
-    """The layers below `route` for one model: admit, track, transport."""
-    track = TrackLayer(transport, clock)
-    return AdmitLayer(
-        track,
+    """The layers below `route` for one model: admit, attempts (where the policy says that calls may go twice), track,
+    transport.
+    """
+    inner: Service = TrackLayer(transport, clock, cancels)
+    attempts: AttemptsLayer | None = None
+    if policy.read_only and (policy.hedging.enabled or policy.retries.max):
+        inner = attempts = AttemptsLayer(
+            inner,
+            model=policy.model,
+            hedging=policy.hedging.enabled,
+            retries=RetrySettings(retries_max=policy.retries.max),
+            budget=AttemptBudget(tuning.budget.cap(0), tuning.budget),
+            cancels=cancels,
+            clock=clock,
+            wheel=wheel,
+            chance=chance,
+        )
+    admission = AdmitLayer(
+        inner,
         model=policy.model,
         pool=policy.pool,
         fleet=fleet,
-        picker=LeastInFlight(chance),
         queue_max=policy.admission.queue_max,
         clock=clock,
+        wheel=wheel,
+        chance=chance,
+        tuning=tuning,
     )
+    if attempts is not None:
+        fleet.subscribe(attempts.on_snapshot)
+    return admission
 
 
 def build_sequences(
@@ -170,10 +202,23 @@ def build_stack(
     wheel: TimerWheel,
     pick_chance: random.Random,
     split_chance: random.Random,
+    tuning: Tuning | None = None,
 ) -> Stack:
     """Assemble all of it, from the inside out."""
+    tuning = tuning or Tuning()
+    cancels = Cancels(tuning.cancels)
+    fleet.subscribe(cancels.on_snapshot)
     admissions = {
-        name: build_model_stack(policy, transport=transport, fleet=fleet, clock=clock, chance=pick_chance)
+        name: build_model_stack(
+            policy,
+            transport=transport,
+            fleet=fleet,
+            cancels=cancels,
+            clock=clock,
+            wheel=wheel,
+            chance=pick_chance,
+            tuning=tuning,
+        )
         for name, policy in policies.models.items()
     }
     sequences = {

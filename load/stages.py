@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from gateway.core.call import Attempt, Call
 from gateway.core.outcome import Outcome
+from gateway.core.permit import Permit
 from gateway.core.reply import Reply
 from gateway.core.service import Service
 from gateway.layers.record import CallSink, RecordLayer
@@ -172,7 +173,7 @@ def depths(house: StageHouse) -> tuple[Depth, ...]:
 
     def admitted(call: Call) -> None:
         routed(call)
-        call.permit = replica
+        call.permit = Permit(replica, 1)
 
     def tracked(call: Call) -> None:
         admitted(call)

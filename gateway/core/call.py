@@ -16,6 +16,7 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 
 if TYPE_CHECKING:
+    from gateway.core.permit import Permit
     from gateway.core.session import Session
 
 Metadata = tuple[tuple[str, str], ...]
@@ -54,14 +55,18 @@ class Attempt:
     out.
     """
 
-    __slots__ = ("ended_s", "kind", "outcome", "replica", "started_s", "text")
+    __slots__ = ("answered_s", "ended_s", "kind", "outcome", "replica", "sent", "started_s", "text")
 
     def __init__(self, replica: str, started_s: float, kind: str = "primary") -> None:
         self.replica = replica
         self.kind = kind
         self.started_s = started_s
+        self.answered_s = 0.0
+        """Of a stream: its first response was there. 0.0 for an attempt whose only answer is its end."""
         self.ended_s = 0.0
         self.outcome: Outcome | None = None
+        self.sent = True
+        """Bytes of the request may have reached the replica; False means that it certainly did not run."""
         self.text = ""
         """The peer's words where it failed, for the operator; callers see `core.faults.public_text` of it."""
 
@@ -76,6 +81,7 @@ class Trail:
         "answered_s",
         "artifact_hash",
         "attempts",
+        "hedge",
         "in_flight_at_admit",
         "limit_at_admit",
         "policy_revision",
@@ -115,6 +121,8 @@ class Trail:
         self.in_flight_at_admit = 0
         self.limit_at_admit = 0
         self.attempts: list[Attempt] = []
+        self.hedge = ""
+        """Why a slow call got no hedge when it last asked for one; "" if it never did, or got it."""
         self.reason: Reason | None = None
         self.responses = 0
         """Responses that a streaming call was given, errors among them included; 1 or 0 for a unary one."""
@@ -141,6 +149,7 @@ class Call:
         "body_id",
         "classified",
         "credentials",
+        "criticality",
         "cut",
         "deadline_s",
         "decoupled",
@@ -234,8 +243,10 @@ class Call:
         """Called by the transport each time it has handed the request to a replica's connection: what is handed over
         later arrives later.
         """
-        self.permit = ""
-        """The replica on which admission granted a slot; set while the call holds it."""
+        self.criticality = 1
+        """Its class, 0 the highest of four."""
+        self.permit: Permit | None = None
+        """The slot that admission granted; set while the call holds it."""
         self.reservation: object | None = None
         """Room for this call's record, claimed before it runs; only where the policy makes records mandatory."""
         self.trail = Trail()

@@ -44,6 +44,21 @@ class Reason(enum.Enum):
         "The gateway's memory for request bodies is used up; try again.",
     )
     QUEUE_FULL = ("queue_full", Code.RESOURCE_EXHAUSTED, "The model's waiting place is full; try again.")
+    SHED = (
+        "shed",
+        Code.RESOURCE_EXHAUSTED,
+        "The model has more to do than it can, and calls of this class, or this part of them, are turned away.",
+    )
+    INFEASIBLE = (
+        "infeasible",
+        Code.DEADLINE_EXCEEDED,
+        "The call could not have been answered before its deadline, so it was not sent to a replica.",
+    )
+    QUARANTINED = (
+        "quarantined",
+        Code.INVALID_ARGUMENT,
+        "Two replicas went down while they had this input, so it is not sent again for a while.",
+    )
     NO_REPLICA = (
         "no_replica",
         Code.UNAVAILABLE,

@@ -99,6 +99,13 @@ other would be asked for the same bytes.
 _TEXT_ROWS = tuple(row for row in ROWS if row.code is not None and row.text)
 
 
+def known_nowhere(text: str) -> bool:
+    """Whether a replica that has not got a model said so in words that any other would use, too (field case FH-08): it
+    does not know it. One that is only not ready, or stops, says something else.
+    """
+    return "unknown model" in text
+
+
 def in_stream_fault(text: str, *, reached_model: bool) -> UpstreamFault:
     """The fault that an error message inside a stream stands for. It has no code: that is recovered from the texts of
     `ROWS`. Of others, what a model reported counts as INTERNAL, and what was refused before it got there as the

@@ -1,100 +1,140 @@
 """Admission: the one waiting place of a (pool, model, version), and who gets the next free slot.
 
 A call is bound to a replica only at the moment a slot is free (late binding): one queue in front of n replicas waits
-far less than n queues (at nine tenths load and four servers, 2.0 service times against 9). The limit here is fixed:
-the sum of the replicas' slots. What a call takes is a `Permit`, a slot on a named replica, and what it gives back is
-that same permit, once.
+far less than n queues (at nine tenths load and four servers, 2.0 service times against 9). What a call takes is a
+`Permit`, a slot on a named replica, and what it gives back is that same permit, once; what its attempt came to is
+learnt then. Which replica, `balance.py` decides; who waits, in which order, and who is refused, `waiting_room.py`; who
+need not even ask under overload, `cohorts.py`; how fast the servers are, `pacer.py`.
 
-A call of a sequence may run on one replica only: its ticket is `pinned`. Pinned tickets stand in line by replica, so
-that one whose replica is busy holds up nobody else. A slot that frees goes to whoever came first of those who can use
-it: a pinned ticket is passed by newer ones on other replicas alone, an unpinned one never.
-
+A call of a sequence may run on one replica only: its ticket is `pinned`, and it holds up nobody who can run elsewhere.
 A pinned ticket that `opens` a sequence may take at most half of its replica's slots (one at least). Triton lets a new
 sequence wait until a running one ends, and it waits inside a slot; were all slots taken by such, the calls that end
 the running ones would find none.
 
-The object decides and remembers; it wakes nobody. `offer`, `give_back`, `update` return the tickets that were granted
-meanwhile, and the layer that asked wakes them.
+A slot may be free while a call waits: the picker would rather let it wait than send it to a replica that is many times
+slower (`score.py`), and an ejected replica gets none. Both end when other slots come back, which are taken, or the call
+would have got one; and by time, for which `look` is.
+
+A call is not sent if it has less time left than calls need, unless the replica has nothing else to do: an estimate that
+forbade every call would never be corrected.
+
+The object decides and remembers; it wakes nobody. Whose fate it has decided, it puts into `decided`; the layer empties
+that after each call of a method.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from gateway.core.outcome import TEACHINGS, Latency, Outcome, Verdict
+from gateway.core.permit import Kind, Permit, Special
 from gateway.core.snapshot import Candidate
-from gateway.decide.pick import LeastInFlight
+from gateway.decide.balance import Balance
+from gateway.decide.chance import Chance
+from gateway.decide.cohorts import LEVELS, Cohorts
+from gateway.decide.fair_lines import RoomTicket
+from gateway.decide.hedge import HedgeDelay, HedgeView, HedgeWord, hedge_verdict
+from gateway.decide.pacer import Pacer
+from gateway.decide.quantiles import FRESH_MAX
+from gateway.decide.tuning import Tuning
+from gateway.decide.waiting_room import WORDS, Pace, Refusal, WaitingRoom
+from gateway.decide.waiting_room import Why as RoomWhy
 
 QUEUE_MIN = 64
 """A model without batching has two slots, and is often quick: four times that is a burst of a few milliseconds."""
 
+Why = Literal[RoomWhy, "no_replica", "cohort"]
+"""Why a call is refused: `no_replica`, nothing could ever free a slot; `cohort`, it is not its turn under overload; the
+others are the waiting room's.
+"""
+WHYS: tuple[Why, ...] = ("no_replica", "cohort", *WORDS)
 
-class Ticket:
-    """A call that asks for a slot, on the replica `pinned` if that is not "". `replica` is set when it is granted;
-    `waiter` is the asker's, untouched here.
-    """
 
-    __slots__ = ("number", "offered_s", "opens", "pinned", "replica", "waiter")
+class Ticket(RoomTicket):
+    """A call that asks for a slot. When its fate is decided, `permit` is set, or `why`. `waiter` is the asker's."""
 
-    def __init__(self, offered_s: float, waiter: object = None, *, pinned: str = "", opens: bool = False) -> None:
-        self.offered_s = offered_s
-        self.pinned = pinned
-        self.opens = opens
-        """It begins a sequence (pinned tickets only)."""
-        self.number = 0
-        """Its place in the order of arrival, if it had to wait."""
-        self.replica: str | None = None
-        self.waiter = waiter
+    __slots__ = ("level", "permit", "waiter", "why")
+
+    def __init__(
+        self,
+        offered_s: float,
+        deadline_s: float,
+        *,
+        criticality: int = 1,
+        tenant: str = "",
+        work: float = 1.0,
+        level: int = 0,
+        pinned: str = "",
+        opens: bool = False,
+    ) -> None:
+        super().__init__(
+            offered_s, deadline_s, criticality=criticality, tenant=tenant, work=work, pinned=pinned, opens=opens
+        )
+        self.level = level
+        """`cohorts.level` of the call."""
+        self.permit: Permit | None = None
+        self.why: Why | None = None
+        self.waiter: object = None
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    replica: str
+    permit: Permit
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
     ahead: int
-    """Calls that wait before this one."""
+    """Calls that waited when it came."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """`why` is `no_replica` (nothing could ever free a slot) or `queue_full`."""
-
-    why: str
+    why: Why
+    wait_s: float = 0.0
+    """How long it would have waited, by estimate."""
 
 
 Decision = Granted | Queued | Refused
 
+DEFAULTS = Tuning()
 
-Queue = OrderedDict[Ticket, None]
+USUAL = Special()
 
+_ALL = LEVELS - 1
+_OK, _RECORD, _LOWER_BOUND = Outcome.OK, Latency.RECORD, Latency.LOWER_BOUND
+_SUCCESS, _FAILURE = Verdict.SUCCESS, Verdict.FAILURE
 
-class _Line:
-    """The pinned tickets of one replica: those that wait, and how many of the openers hold a slot."""
+TELL_S = 1.0
+"""How often the breakers are told what is slow."""
 
-    __slots__ = ("openers", "opening", "steps")
-
-    def __init__(self) -> None:
-        self.steps: Queue = OrderedDict()
-        self.openers: Queue = OrderedDict()
-        self.opening = 0
+FAILING_MAX = 0.1
+"""With a greater share of attempts that fail, nothing is hedged: more load is no remedy for a pool in trouble."""
+FAILING_MEMORY = 64
+"""Attempts over which that share is taken."""
 
 
 class Admission:
     """Slots and queue of one (pool, model, version).
 
     `queue_max` is the number of tickets that may wait; None means four for each slot there is, at least `QUEUE_MIN`.
-    First come, first served. A replica that leaves takes its slots with it; calls it still runs are counted until they
-    end.
+    A replica that leaves takes its slots with it; calls it still runs are counted until they end.
     """
 
-    def __init__(self, picker: LeastInFlight, queue_max: int | None = None) -> None:
-        self._picker = picker
+    def __init__(self, chance: Chance, queue_max: int | None = None, tuning: Tuning = DEFAULTS) -> None:
+        self.chance = chance
+        self.balance = Balance(chance, tuning.balance)
+        self._picker, self._ejection = self.balance.picker, self.balance.ejection
+        self._answered, self._counted = self._picker.answered, self._ejection.plain
+        self.pacer = Pacer(tuning.pacer)
+        self._fresh, self._rounds = self.pacer.window.fresh, self.pacer.rounds
+        self.hedging = HedgeDelay(tuning.hedge, self.pacer.window)
+        self.cohorts = Cohorts()
         self._queue_max = queue_max
+        self._room: WaitingRoom[Ticket] = WaitingRoom(self.queue_max_of(0))
         self.candidates: tuple[Candidate, ...] = ()
         """Of the last update. For reading."""
         self.ready = 0
@@ -103,120 +143,183 @@ class Admission:
         """The sum of the slots of all candidates."""
         self.in_flight = 0
         """Slots that are taken. These three are for reading."""
+        self.decided: list[Ticket] = []
+        """Waiting tickets that were granted or refused meanwhile; the layer empties it."""
+        self._open = True
+        """Nobody waits, and the cohorts let everybody in: kept up to date wherever one of these may change."""
         self._in_flight: dict[str, int] = {}
         self._slots: dict[str, int] = {}
-        self._queue: Queue = OrderedDict()
-        self._lines: dict[str, _Line] = {}
-        """By replica; only where there is something to remember."""
-        self._pinned_waiting = 0
-        self._arrivals = 0
+        self._opening: dict[str, int] = {}
+        """Of openers, how many hold a slot, by replica; none is 0."""
+        self.gone: tuple[str, ...] = ()
+        """Replicas that were candidates and were found down, and have not been forgotten. For reading."""
+        self._known: dict[str, int] = {}
+        """The slots of those, and of the candidates."""
+        self._tell_s = -math.inf
+        """Until then a plain answer needs no look at the time."""
+        self._hedges_out = 0
+        self._failing = 0.0
+        """The share of attempts that fail, over some dozens of them."""
         self._granted = 0
-        self._refused: dict[str, int] = {"no_replica": 0, "queue_full": 0}
-        self._withdrawn = 0
+        self._refused: dict[str, int] = {"no_replica": 0, "cohort": 0, "infeasible": 0}
 
     @property
     def waiting(self) -> int:
-        return len(self._queue) + self._pinned_waiting
+        return self._room.waiting
 
     @property
     def queue_max(self) -> int:
-        return max(QUEUE_MIN, 4 * self.limit) if self._queue_max is None else self._queue_max
+        return self._room.queue_max
+
+    def queue_max_of(self, limit: int) -> int:
+        return max(QUEUE_MIN, 4 * limit) if self._queue_max is None else self._queue_max
+
+    def slots_of(self, replica: str) -> int:
+        """How many slots the replica has, or had when it was found down; 0 if it is not known."""
+        return self._known.get(replica, 0)
 
     @property
     def idle(self) -> bool:
-        return not self.in_flight and not self.waiting
+        return not self.in_flight and not self._room.waiting
 
-    def take(self) -> str | None:
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    def take(self, deadline_s: float, now_s: float) -> Permit | None:
         """A slot at once, on any replica, for a call that has no ticket; None if it must ask with one (`offer`).
         O(candidates).
         """
-        if self._queue:
+        if not self._open:
             return None
-        replica = self._picker.pick(self.candidates, self._in_flight)
-        if replica is not None:
-            self._in_flight[replica] = self._in_flight.get(replica, 0) + 1
-            self.in_flight += 1
-            self._granted += 1
-        return replica
+        in_flight = self._in_flight
+        replica = self._picker.plain(self.candidates, in_flight, now_s) if self._ejection.calm else None
+        if replica is None:
+            replica = self.balance.pick(in_flight, now_s)
+            if replica is None or not self._in_time(replica, deadline_s, now_s):
+                return None
+            return self._grant(replica, now_s)
+        count = in_flight.get(replica, 0)
+        if (
+            count
+            and (now_s >= self.pacer.due_s or now_s + self.pacer.need_s > deadline_s)
+            and not self._in_time(replica, deadline_s, now_s)
+        ):
+            return None
+        in_flight[replica] = count = count + 1
+        self.in_flight += 1
+        self._granted += 1
+        return Permit(replica, count)
 
-    def offer(self, ticket: Ticket) -> Decision:
+    def _in_time(self, replica: str, deadline_s: float, now_s: float) -> bool:
+        return replica not in self._in_flight or now_s + self.pacer.pace(self.limit, now_s).need_s <= deadline_s
+
+    def offer(self, ticket: Ticket, now_s: float) -> Decision:
         """A call asks for a slot. O(candidates)."""
+        decision = self._offer(ticket, now_s)
+        self._look_around()
+        return decision
+
+    def _look_around(self) -> None:
+        self._open = not self._room.waiting and self.cohorts.cursor == _ALL
+
+    def _offer(self, ticket: Ticket, now_s: float) -> Decision:
         pinned = ticket.pinned
         if not self.candidates or (pinned and pinned not in self._slots):
             self._refused["no_replica"] += 1
             return Refused("no_replica")
-        # Where a slot is free, nobody waits who could use it (`_serve`).
+        if not pinned and not self.cohorts.admits(ticket.level, now_s):
+            self._refused["cohort"] += 1
+            return Refused("cohort", self.drain_s(now_s))
+        pace = self.pacer.pace_of(self._slots[pinned], now_s) if pinned else self.pacer.pace(self.limit, now_s)
+        ticket.cost_s = pace.batch_s * ticket.work
+        self._expire(now_s)
+        replica: str | None
         if pinned:
             replica = pinned if self._free(pinned) and self._may_open(ticket) else None
+        elif self._room.waiting > self._room.waiting_pinned:
+            replica = None
         else:
-            replica = None if self._queue else self._picker.pick(self.candidates, self._in_flight)
+            replica = self.balance.pick(self._in_flight, now_s)
         if replica is not None:
-            self._grant(ticket, replica)
-            return Granted(replica)
-        ahead = self.waiting
-        if ahead >= self.queue_max:
-            self._refused["queue_full"] += 1
-            return Refused("queue_full")
-        self._arrivals += 1
-        ticket.number = self._arrivals
-        self._queue_of(ticket)[ticket] = None
-        self._pinned_waiting += bool(pinned)
+            if not pinned and not self._in_time(replica, ticket.deadline_s, now_s):
+                self._refused["infeasible"] += 1
+                return Refused("infeasible")
+            ticket.permit = permit = self._grant(replica, now_s, ticket)
+            return Granted(permit)
+        ahead = self._room.waiting
+        offered = self._room.offer(ticket, now_s, pace)
+        if offered.pushed_out is not None:
+            self._refuse(offered.pushed_out, "pushed_out")
+        if offered.why != "waits":
+            return Refused(offered.why, offered.wait_s)
         return Queued(ahead)
+
+    def drain_s(self, now_s: float) -> float:
+        """How long those who wait take, by estimate."""
+        pace = self.pacer.pace(self.limit, now_s)
+        return pace.batch_s * (1 + self._room.waiting // pace.instances)
 
     def _free(self, replica: str) -> bool:
         return self._in_flight.get(replica, 0) < self._slots.get(replica, 0)
 
     def _may_open(self, ticket: Ticket) -> bool:
-        if not ticket.opens:
-            return True
-        line = self._lines.get(ticket.pinned)
-        return line is None or line.opening < max(1, self._slots.get(ticket.pinned, 0) // 2)
+        return not ticket.opens or self._room_to_open(ticket.pinned)
 
-    def _queue_of(self, ticket: Ticket) -> Queue:
-        if not ticket.pinned:
-            return self._queue
-        line = self._line(ticket.pinned)
-        return line.openers if ticket.opens else line.steps
+    def _room_to_open(self, replica: str) -> bool:
+        return self._opening.get(replica, 0) < max(1, self._slots.get(replica, 0) // 2)
 
-    def _line(self, replica: str) -> _Line:
-        line = self._lines.get(replica)
-        if line is None:
-            line = self._lines[replica] = _Line()
-        return line
+    def another(self, kind: Kind, tried: Collection[str], now_s: float) -> Permit | None:
+        """A slot at once on a replica that the call has not been to, for a retry or a hedge; None if there is none, or
+        if others wait for one.
+        """
+        if self._room.waiting:
+            return None
+        replica = self.balance.pick(self._in_flight, now_s, exclude=tried, hold=False)
+        if replica is None:
+            return None
+        self._hedges_out += kind == "hedge"
+        return self._grant(replica, now_s, kind=kind)
 
-    def _tidy(self, replica: str) -> None:
-        line = self._lines.get(replica)
-        if line is not None and not line.opening and not line.steps and not line.openers:
-            del self._lines[replica]
+    def may_hedge(self, tried: Collection[str], *, cancels_capped: bool) -> HedgeWord:
+        """Whether the state of the pool allows a second attempt of a call that may have one. O(candidates)."""
+        counts = sorted(self._in_flight.get(each.replica, 0) for each in self.candidates)
+        others = [
+            self._in_flight.get(each.replica, 0)
+            for each in self.candidates
+            if each.replica not in tried and self._free(each.replica)
+        ]
+        view = HedgeView(
+            answered=False,
+            read_only=True,
+            replayable=True,
+            cancel_works=True,
+            cancels_capped=cancels_capped,
+            errors_climbing=self.balance.ejection.panic or self._failing > FAILING_MAX,
+            limit_shrinking=False,
+            waiting=self._room.waiting,
+            slots=self.limit,
+            mean_in_flight=self.hedging.mean_in_flight,
+            in_flight=self.in_flight,
+            hedges_out=self._hedges_out,
+            other_in_flight=min(others, default=None),
+            median_in_flight=counts[len(counts) // 2] if counts else 0,
+        )
+        return hedge_verdict(view, self.hedging.settings)
 
     def withdraw(self, ticket: Ticket) -> bool:
-        """A waiting call gives up. False if it was not waiting (any more): then it may hold a grant, which must be
+        """A waiting call gives up. False if it was not waiting (any more): then it may hold a permit, which must be
         given back.
         """
-        if not ticket.pinned:
-            queue = self._queue
-        else:
-            line = self._lines.get(ticket.pinned)
-            if line is None:
-                return False
-            queue = line.openers if ticket.opens else line.steps
-        if ticket not in queue:
-            return False
-        self._take(ticket, queue)
-        self._withdrawn += 1
-        return True
+        waited = self._room.withdraw(ticket)
+        self._look_around()
+        return waited
 
-    def _take(self, ticket: Ticket, queue: Queue) -> None:
-        """Out of the line."""
-        del queue[ticket]
-        if ticket.pinned:
-            self._pinned_waiting -= 1
-            self._tidy(ticket.pinned)
+    # --- what comes back ----------------------------------------------------------------------------------------------
 
-    def give_back(self, replica: str, *, opened: bool = False) -> list[Ticket]:
-        """A slot on `replica` is free again; `opened`: that of a ticket which `opens`. Returns the tickets that got
-        one. Raises ValueError if none was taken there.
+    def give_back(self, permit: Permit, now_s: float) -> None:
+        """A slot is free again. Learns from the permit's attempt, then serves those who wait. Raises ValueError if no
+        slot was taken there.
         """
+        replica = permit.replica
         count = self._in_flight.get(replica, 0)
         if count > 1:
             self._in_flight[replica] = count - 1
@@ -225,79 +328,159 @@ class Admission:
         else:
             raise ValueError(f"a slot on {replica} was given back that nobody held")
         self.in_flight -= 1
-        if opened:
-            self._lines[replica].opening -= 1
-            self._tidy(replica)
-        return self._serve() if self._queue or self._pinned_waiting else []
+        if now_s >= self._tell_s:
+            self._tell(now_s)
+        attempt, special = permit.attempt, permit.special
+        if special is None and attempt is not None and attempt.outcome is _OK:
+            # Nearly every call: an answer to a first attempt, and nothing more to say about it.
+            duration_s = (attempt.answered_s or attempt.ended_s) - attempt.started_s
+            count = permit.in_flight
+            unit_s = self._answered(replica, duration_s, now_s, count)
+            if unit_s:
+                self._fresh.append(duration_s)
+                self._rounds.append(unit_s)
+                if len(self._rounds) >= FRESH_MAX:
+                    self.pacer.fold()
+            else:
+                self._picker.observe(replica, _RECORD, duration_s, now_s, count)
+                self.pacer.answered(duration_s, count, self._slots.get(replica, 1), now_s)
+            if not self._counted(replica, duration_s, now_s):
+                self._ejection.note(replica, _SUCCESS, duration_s, now_s)
+            if self._failing:
+                self._failing -= self._failing / FAILING_MEMORY
+        else:
+            self._learn(permit, special or USUAL, now_s)
+        if not self._open:
+            self._serve(now_s)
 
-    def update(self, candidates: Sequence[Candidate]) -> tuple[list[Ticket], list[Ticket]]:
-        """The fleet changed. Returns the tickets granted, and those refused because no replica is left that could ever
-        serve them.
+    def _learn(self, permit: Permit, special: Special, now_s: float) -> None:
+        replica = permit.replica
+        if special.opens:
+            self._opening[replica] -= 1
+            if not self._opening[replica]:
+                del self._opening[replica]
+        self._hedges_out -= special.kind == "hedge"
+        self.balance.ended(permit, now_s)
+        attempt = permit.attempt
+        if attempt is None or attempt.outcome is None:
+            return
+        outcome = attempt.outcome
+        if special.kind == "primary":  # of the others, only those that were slow are known
+            duration_s = (attempt.answered_s or attempt.ended_s) - attempt.started_s
+            if outcome is _OK:
+                self.pacer.answered(duration_s, permit.in_flight, self._slots.get(permit.replica, 1), now_s)
+            elif TEACHINGS[outcome].hedge is _LOWER_BOUND:
+                self.pacer.cut_short(duration_s, now_s)
+        if outcome is _OK:
+            self._failing -= self._failing / FAILING_MEMORY
+        elif TEACHINGS[outcome].breaker is _FAILURE:
+            self._failing += (1.0 - self._failing) / FAILING_MEMORY
+
+    def _tell(self, now_s: float) -> None:
+        """Once a second, and when a window of the pacer ends: the judges hear how long calls take."""
+        window = self.pacer.window
+        window.count(now_s)
+        self._tell_s = min(now_s + TELL_S, window.until_s)
+        self.pacer.pace(self.limit, now_s)
+        self._ejection.expect(self.pacer.median_s or None)
+
+    def update(self, candidates: Sequence[Candidate], now_s: float, down: Collection[str] = ()) -> None:
+        """The fleet changed. `down`: replicas that have been found gone, whatever they had; those that never were
+        candidates are passed over.
         """
         self.candidates = tuple(candidates)
         self._slots = {candidate.replica: candidate.slots for candidate in candidates}
         self.ready, self.limit = len(self.candidates), sum(self._slots.values())
-        refused = [] if self.candidates else list(self._queue)
-        for replica in [replica for replica in self._lines if replica not in self._slots]:
-            refused += (*self._lines[replica].steps, *self._lines[replica].openers)
-        for ticket in refused:
-            self._take(ticket, self._queue_of(ticket))
+        self._room.queue_max = self.queue_max_of(self.limit)
+        known, self._known = self._known, dict(self._slots)
+        self.gone = tuple(replica for replica in known if replica in down and replica not in self._slots)
+        self._known.update((replica, known[replica]) for replica in self.gone)
+        self.balance.update(self.candidates, self.gone, now_s)
+        refused: list[Ticket] = [] if self.candidates else self._room.evict("")
+        for replica in self._room.pinned_to():
+            if replica not in self._slots:
+                refused += self._room.evict(replica)
         self._refused["no_replica"] += len(refused)
-        return self._serve(), refused
+        for ticket in refused:
+            self._refuse(ticket, "no_replica")
+        if self._room.waiting:
+            self._serve(now_s)
+        self._look_around()
 
-    def _serve(self) -> list[Ticket]:
-        """Grant what can be granted. Afterwards nobody waits who could use a slot that is free."""
-        granted: list[Ticket] = []
-        while self._queue:
-            replica = self._picker.pick(self.candidates, self._in_flight)
-            if replica is None:
+    def look(self, now_s: float) -> None:
+        """Time has passed, which alone may open a slot to those who wait: a pause of the breaker or of the picker is
+        over. To be called now and then while somebody waits.
+        """
+        if self._room.waiting:
+            self._serve(now_s)
+
+    def answered(self, permit: Permit, now_s: float) -> None:
+        """The first response of a stream is there: its probe is over, however long the stream may last."""
+        self.balance.answered(permit, now_s)
+
+    # --- granting -----------------------------------------------------------------------------------------------------
+
+    def _serve(self, now_s: float) -> None:
+        """Grant what can be granted. Afterwards nobody waits whom the balance would send now."""
+        room, pace = self._room, self.pacer.pace(self.limit, now_s)
+        refused: list[Refusal[Ticket]] = room.expire(now_s, pace)
+        while room.waiting > room.waiting_pinned:
+            replica = self.balance.pick(self._in_flight, now_s, waiting=room.waiting - 1)
+            if replica is None or not self._pop(replica, now_s, pace, refused):
                 break
-            ticket = self._first(replica)
-            assert ticket is not None
-            self._give(ticket, replica, granted)
-        if self._pinned_waiting:
-            for replica in tuple(self._lines):
-                while self._free(replica) and (ticket := self._first(replica)) is not None:
-                    self._give(ticket, replica, granted)
-        return granted
+        if room.waiting_pinned:
+            for replica in room.pinned_to():
+                own = self.pacer.pace_of(self._slots.get(replica, 0), now_s)
+                while self._free(replica) and self._pop(replica, now_s, own, refused):
+                    pass
+        for refusal in refused:
+            self._refuse(refusal.ticket, refusal.why)
+        self.cohorts.overloaded(room.overloaded(now_s), now_s, room.settle_s())
+        self._look_around()
 
-    def _first(self, replica: str) -> Ticket | None:
-        """Who came first of those that may have a slot on `replica`."""
-        heads = [next(iter(self._queue), None)]
-        line = self._lines.get(replica)
-        if line is not None:
-            heads.append(next(iter(line.steps), None))
-            opener = next(iter(line.openers), None)
-            heads.append(opener if opener is not None and self._may_open(opener) else None)
-        return min((head for head in heads if head is not None), key=lambda head: head.number, default=None)
+    def _pop(self, replica: str, now_s: float, pace: Pace, refused: list[Refusal[Ticket]]) -> bool:
+        """A slot on `replica` is free: whether somebody got it."""
+        ticket = self._room.pop(replica, now_s, pace, refused, may_open=self._room_to_open(replica))
+        if ticket is None:
+            return False
+        ticket.permit = self._grant(replica, now_s, ticket)
+        self.decided.append(ticket)
+        return True
 
-    def _give(self, ticket: Ticket, replica: str, granted: list[Ticket]) -> None:
-        self._take(ticket, self._queue_of(ticket))
-        self._grant(ticket, replica)
-        granted.append(ticket)
-
-    def _grant(self, ticket: Ticket, replica: str) -> None:
-        ticket.replica = replica
-        if ticket.opens:
-            self._line(replica).opening += 1
-        self._in_flight[replica] = self._in_flight.get(replica, 0) + 1
+    def _grant(self, replica: str, now_s: float, ticket: Ticket | None = None, kind: Kind = "primary") -> Permit:
+        in_flight = self._in_flight
+        in_flight[replica] = count = in_flight.get(replica, 0) + 1
         self.in_flight += 1
         self._granted += 1
+        special = Special(kind, self.balance.begin(replica, now_s), ticket is not None and ticket.opens)
+        if ticket is not None:
+            self.cohorts.note_admitted(ticket.level)
+            if ticket.opens:
+                self._opening[replica] = self._opening.get(replica, 0) + 1
+        return Permit(replica, count, None if special == USUAL else special)
+
+    def _expire(self, now_s: float) -> None:
+        if self._room.waiting:
+            for refusal in self._room.expire(now_s, self.pacer.pace(self.limit, now_s)):
+                self._refuse(refusal.ticket, refusal.why)
+
+    def _refuse(self, ticket: Ticket, why: Why) -> None:
+        ticket.why = why
+        self.decided.append(ticket)
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
-        heads = [next(iter(self._queue), None)]
-        for line in self._lines.values():
-            heads += (next(iter(line.steps), None), next(iter(line.openers), None))
-        oldest = min((head for head in heads if head is not None), key=lambda head: head.number, default=None)
+        room = self._room.statistics(now_s)
         return {
             "limit": self.limit,
             "in_flight": self.in_flight,
             "in_flight_by_replica": dict(sorted(self._in_flight.items())),
-            "waiting": self.waiting,
-            "waiting_pinned": self._pinned_waiting,
-            "queue_max": self.queue_max,
-            "oldest_wait_s": 0.0 if oldest is None else now_s - oldest.offered_s,
+            **{name: room[name] for name in ("waiting", "waiting_pinned", "queue_max", "oldest_wait_s", "withdrawn")},
             "granted": self._granted,
-            "refused": dict(self._refused),
-            "withdrawn": self._withdrawn,
+            "refused": {why: room["refused"].get(why, 0) + self._refused.get(why, 0) for why in WHYS},
+            "room": room,
+            "cohorts": self.cohorts.statistics(now_s),
+            "pace": self.pacer.statistics(now_s),
+            "hedging": {**self.hedging.statistics(now_s), "out": self._hedges_out},
+            "failing": self._failing,
+            **self.balance.statistics(now_s),
         }

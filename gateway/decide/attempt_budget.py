@@ -112,8 +112,11 @@ class AttemptBudget:
     def primary(self) -> None:
         """A call's first attempt is sent: it pays into both halves."""
         self._primaries += 1
-        self._hedge = min(self._half_max, self._hedge + self._hedge_deposit)
-        self._retry = min(self._half_max, self._retry + self._retry_deposit)
+        half_max = self._half_max
+        if self._hedge < half_max:
+            self._hedge = min(half_max, self._hedge + self._hedge_deposit)
+        if self._retry < half_max:
+            self._retry = min(half_max, self._retry + self._retry_deposit)
 
     def hedge(self) -> BudgetWord:
         """`granted`: a hedge may be sent, and is paid for."""

@@ -257,13 +257,16 @@ class Breaker:
         self._probes_good = 0
         return self._move("half_open", "pause_over", now_s)
 
-    def begin(self, now_s: float, work: float = 1.0) -> Probe | None:
-        """A call begins; the permit, if this is half open and it is not out. What is returned goes back with `note`."""
+    def begin(self, now_s: float, work: float = 1.0, usual_s: float = 0.0) -> Probe | None:
+        """A call begins; the permit, if this is half open and it is not out. What is returned goes back with `note`.
+        `usual_s`: what a call takes as far as anybody knows, where the pool's median is not known: too few calls of a
+        slow model are seen for that, and its probes must not run out before they can be answered.
+        """
         if self.state != "half_open" or self.probe is not None:
             return None
         slow_after_s = self.slow_after_s * (work if 1.0 < work < math.inf else 1.0)
         if slow_after_s == math.inf:
-            slow_after_s = 0.0
+            slow_after_s = self._settings.slow_factor * usual_s
         self.probe = Probe(now_s + max(self._settings.probe_s, slow_after_s))
         return self.probe
 

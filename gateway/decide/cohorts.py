@@ -74,7 +74,6 @@ class Cohorts:
     __slots__ = (
         "_admitted",
         "_admitted_by_class",
-        "_cursor",
         "_offered",
         "_overloaded",
         "_quiet",
@@ -84,12 +83,13 @@ class Cohorts:
         "_tick_s",
         "_told_s",
         "_window_s",
+        "cursor",
     )
 
     def __init__(self, settings: CohortSettings = DEFAULTS) -> None:
         self._settings = settings
-        self._cursor = LEVELS - 1
-        """The last level that is let in."""
+        self.cursor = LEVELS - 1
+        """The last level that is let in; `LEVELS` - 1 if all are. For reading."""
         self._offered = [0] * LEVELS
         self._admitted = 0
         """These two are of the running window."""
@@ -108,7 +108,7 @@ class Cohorts:
         """A call arrives: is it let in? Counts it either way."""
         self._reset(now_s)
         self._offered[level] += 1
-        if level <= self._cursor:
+        if level <= self.cursor:
             return True
         self._refused_by_class[level // COHORTS] += 1
         return False
@@ -122,11 +122,6 @@ class Cohorts:
         """What the guard of the queue says; to be told at least once a re-set. `settle_s` is how late it may be."""
         self._reset(now_s)
         self._overloaded, self._told_s, self._settle_s = overloaded, now_s, settle_s
-
-    @property
-    def cursor(self) -> int:
-        """The last level that is let in; `LEVELS` - 1 if all are."""
-        return self._cursor
 
     def _reset(self, now_s: float) -> None:
         window_s, period_s = self._window_s, self._settings.period_s
@@ -154,36 +149,36 @@ class Cohorts:
         """Down until what is let in is 5 % less than what got slots, of the calls of this window; no further, even if
         one cohort is too heavy to come near it: servers that run idle help nobody, and the waiting room does the rest.
         """
-        offered, cursor = self._offered, self._cursor
+        offered, cursor = self._offered, self.cursor
         let_in = sum(offered[: cursor + 1])
         target = max((1 - self._settings.fall_share) * self._admitted, 0.5 * let_in)
         while cursor >= COHORTS and let_in - offered[cursor] >= target:
             let_in -= offered[cursor]
             cursor -= 1
-        self._cursor = cursor
+        self.cursor = cursor
 
     def _rise(self) -> None:
         """Up until 1 % of all calls of this window more would have been let in, or more after a long quiet."""
         self._quiet += 1
         share = min(1.0, self._settings.rise_share * 2.0 ** min(max(0, self._quiet - QUIET), 10))
-        offered, cursor = self._offered, self._cursor
+        offered, cursor = self._offered, self.cursor
         everybody = sum(offered)
         if not everybody:
-            self._cursor = min(LEVELS - 1, cursor + max(1, int(share * LEVELS)))
+            self.cursor = min(LEVELS - 1, cursor + max(1, int(share * LEVELS)))
             return
         more = share * everybody
         while more > 0 and cursor < LEVELS - 1:
             cursor += 1
             more -= offered[cursor]
-        self._cursor = cursor
+        self.cursor = cursor
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         """`class` and `cohort` are those of the cursor: calls up to it are let in."""
         return {
-            "cursor": self._cursor,
-            "class": self._cursor // COHORTS,
-            "cohort": self._cursor % COHORTS,
-            "open": self._cursor == LEVELS - 1,
+            "cursor": self.cursor,
+            "class": self.cursor // COHORTS,
+            "cohort": self.cursor % COHORTS,
+            "open": self.cursor == LEVELS - 1,
             "overloaded": self._overloaded,
             "admitted_by_class": {str(rank): count for rank, count in enumerate(self._admitted_by_class)},
             "refused_by_class": {str(rank): count for rank, count in enumerate(self._refused_by_class)},

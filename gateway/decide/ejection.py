@@ -178,14 +178,14 @@ class Ejection:
                 return replica
         return None
 
-    def begin(self, replica: str, now_s: float, work: float = 1.0) -> Probe | None:
+    def begin(self, replica: str, now_s: float, work: float = 1.0, usual_s: float = 0.0) -> Probe | None:
         """A call begins there. What is returned, None for most, goes back with `note`; every call must be noted, also
-        one that was never sent (as neutral). `work`: as in `Breaker.note`.
+        one that was never sent (as neutral). `work` and `usual_s`: as in `Breaker.begin`.
         """
         if self.calm:
             return None
         breaker = self._breakers.get(replica)
-        probe = None if breaker is None else breaker.begin(now_s, work)
+        probe = None if breaker is None else breaker.begin(now_s, work, usual_s)
         if probe is not None:
             self._due_s = min(self._due_s, probe.until_s)
         return probe
@@ -203,38 +203,31 @@ class Ejection:
         work: float = 1.0,
     ) -> Move | None:
         """A call ended there after `duration_s` (see `Breaker.note`). Returns the move that followed, if one did."""
+        if verdict is _SUCCESS and probe is None and self.plain(replica, duration_s, now_s):
+            return None
         breaker = self._breakers.get(replica)
         if breaker is None:
             return None
-        # Nearly every call: good, fast, and nothing was wrong before it. It is counted without asking the breaker.
-        if (
-            verdict is _SUCCESS
-            and probe is None
-            and duration_s <= breaker.slow_after_s
-            and now_s - duration_s >= breaker.plain_since_s
-        ):
-            ring = breaker.ring
-            if now_s < ring.until_s:
-                ring.good += 1
-                return None
-        return self._learn(replica, breaker, verdict, duration_s, now_s, probe, ratio_only, work)
-
-    def _learn(
-        self,
-        replica: str,
-        breaker: Breaker,
-        verdict: Verdict,
-        duration_s: float,
-        now_s: float,
-        probe: Probe | None,
-        ratio_only: bool,
-        work: float,
-    ) -> Move | None:
         move = breaker.note(verdict, duration_s, now_s, probe, ratio_only, work)
         if move is not None:
             self._record(replica, move)
             self._settle(now_s)
         return move
+
+    def plain(self, replica: str, duration_s: float, now_s: float) -> bool:
+        """Nearly every call: good, fast, and nothing was wrong before it. It is counted without asking the breaker.
+        False: it is not like that, and was not counted: it is for `note`.
+        """
+        breaker = self._breakers.get(replica)
+        if (
+            breaker is not None
+            and duration_s <= breaker.slow_after_s
+            and now_s - duration_s >= breaker.plain_since_s
+            and now_s < breaker.ring.until_s
+        ):
+            breaker.ring.good += 1
+            return True
+        return False
 
     def expect(self, median_s: float | None) -> None:
         """The pool's median duration of a call; to be told about once a second. O(replicas)."""

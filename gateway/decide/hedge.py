@@ -107,7 +107,6 @@ class HedgeDelay:
         "_asked",
         "_busy_s",
         "_deadline_near",
-        "_longest_s",
         "_mean_in_flight",
         "_median_s",
         "_refresh_at_s",
@@ -118,16 +117,16 @@ class HedgeDelay:
         "settings",
     )
 
-    def __init__(self, settings: HedgeSettings) -> None:
+    def __init__(self, settings: HedgeSettings, window: QuantileWindow | None = None) -> None:
+        """`window`, if somebody else keeps one of the same primaries: then that one is read."""
         self.settings = settings
-        self._window = QuantileWindow(settings.window)
-        self._longest_s = settings.window.highest_s
+        self._window = window or QuantileWindow(settings.window)
         self._trigger_s: float | None = None
         self._median_s = 0.0
         self._refresh_at_s = -math.inf
         self._refreshed_s = -math.inf
         self._busy_s = 0.0
-        """Seconds that primaries took, of those that ended since the last refresh."""
+        """Seconds that primaries took, of all that had ended at the last refresh."""
         self._mean_in_flight: float | None = None
         self._asked = 0
         self._too_few_samples = 0
@@ -136,14 +135,12 @@ class HedgeDelay:
     def observe(self, duration_s: float, now_s: float) -> None:
         """A primary took this long, seconds. O(1). Raises ValueError for NaN."""
         self._window.record(duration_s, now_s)
-        self._busy_s += duration_s if duration_s < self._longest_s else self._longest_s
 
     def observe_at_least(self, elapsed_s: float, now_s: float) -> None:
         """A primary was cut short after so long, seconds: its hedge won, or its deadline came. O(1). Raises ValueError
         for NaN.
         """
         self._window.record(elapsed_s, now_s, at_least=True)
-        self._busy_s += elapsed_s if elapsed_s < self._longest_s else self._longest_s
 
     def delay_s(self, remaining_s: float, now_s: float, chance: Chance) -> float | None:
         """How long to wait, seconds, for a primary that is sent now by a call that has `remaining_s` left; None for no
@@ -156,10 +153,10 @@ class HedgeDelay:
             self._too_few_samples += 1
             return None
         settings = self.settings
-        delay_s = min(
-            self._trigger_s * (1.0 + settings.jitter_share * chance.random()),
-            remaining_s * settings.remaining_share,
-        )
+        delay_s = self._trigger_s * (1.0 + settings.jitter_share * chance.random())
+        latest_s = remaining_s * settings.remaining_share
+        if delay_s > latest_s:
+            delay_s = latest_s
         if delay_s < settings.delay_min_s or remaining_s - delay_s < self._median_s:
             self._deadline_near += 1
             return None
@@ -203,7 +200,8 @@ class HedgeDelay:
     def _measure(self, passed_s: float) -> None:
         if passed_s <= 0:  # the clock stands still: all of it belongs to the next interval
             return
-        mean, self._busy_s = self._busy_s / passed_s, 0.0
+        busy_s = self._window.total_s
+        mean, self._busy_s = (busy_s - self._busy_s) / passed_s, busy_s
         if passed_s == math.inf:  # the first refresh: nobody knows how long ago that began which ended before it
             return
         if self._mean_in_flight is not None:

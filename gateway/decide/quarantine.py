@@ -65,11 +65,11 @@ class _Entry:
 class Quarantine:
     """The inputs of one model version. A digest stands for everything that the replica is sent of the call."""
 
-    __slots__ = ("_counts", "_entries", "_quarantined", "_settings")
+    __slots__ = ("_counts", "_quarantined", "_settings", "entries")
 
     def __init__(self, settings: QuarantineSettings = DEFAULTS) -> None:
         self._settings = settings
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self.entries: OrderedDict[bytes, _Entry] = OrderedDict()
         """In the order of their last deaths, which is that of expiry."""
         self._quarantined = 0
         self._counts = {"deaths": 0, "cleared": 0, "refused": 0, "evicted": 0}
@@ -77,7 +77,7 @@ class Quarantine:
     @property
     def idle(self) -> bool:
         """Nothing is remembered: no call needs to be asked about, and none needs a digest."""
-        return not self._entries
+        return not self.entries
 
     def note_death(self, digest: bytes, death: str, now_s: float) -> int:
         """A replica went down that had a call with this input, sent and unanswered. `death` names the event, the same
@@ -88,17 +88,17 @@ class Quarantine:
             raise ValueError(f"a digest has 1 to {DIGEST_MAX} bytes, not {len(digest)}")
         self._expire(now_s)
         until_s = now_s + self._settings.ttl_s
-        entry = self._entries.get(digest)
+        entry = self.entries.get(digest)
         if entry is None:
-            if len(self._entries) >= self._settings.max_entries:
-                self._remove(next(iter(self._entries)))
+            if len(self.entries) >= self._settings.max_entries:
+                self._remove(next(iter(self.entries)))
                 self._counts["evicted"] += 1
-            self._entries[digest] = entry = _Entry(death, until_s)
+            self.entries[digest] = entry = _Entry(death, until_s)
         elif death in entry.deaths:
             return len(entry.deaths)
         else:
             entry.until_s = until_s
-            self._entries.move_to_end(digest)
+            self.entries.move_to_end(digest)
             if len(entry.deaths) < DEATHS_MAX:
                 entry.deaths = (*entry.deaths, death)
                 self._quarantined += len(entry.deaths) == DEATHS_MAX
@@ -107,7 +107,7 @@ class Quarantine:
 
     def note_success(self, digest: bytes) -> None:
         """A call with this input was answered. A single death is forgotten; a quarantine stands."""
-        entry = self._entries.get(digest)
+        entry = self.entries.get(digest)
         if entry is not None and len(entry.deaths) < DEATHS_MAX:
             self._remove(digest)
             self._counts["cleared"] += 1
@@ -115,28 +115,28 @@ class Quarantine:
     def blocked(self, digest: bytes, now_s: float) -> float | None:
         """How long the input is still refused, seconds, above 0.0; None if it may be sent."""
         self._expire(now_s)
-        entry = self._entries.get(digest)
+        entry = self.entries.get(digest)
         if entry is None or len(entry.deaths) < DEATHS_MAX:
             return None
         self._counts["refused"] += 1
         return entry.until_s - now_s
 
     def _expire(self, now_s: float) -> None:
-        while self._entries:
-            digest, first = next(iter(self._entries.items()))
+        while self.entries:
+            digest, first = next(iter(self.entries.items()))
             if now_s < first.until_s:
                 return
             self._remove(digest)
 
     def _remove(self, digest: bytes) -> None:
-        entry = self._entries.pop(digest)
+        entry = self.entries.pop(digest)
         self._quarantined -= len(entry.deaths) == DEATHS_MAX
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         """`suspected` have one death, `quarantined` two."""
         self._expire(now_s)
         return {
-            "suspected": len(self._entries) - self._quarantined,
+            "suspected": len(self.entries) - self._quarantined,
             "quarantined": self._quarantined,
             **self._counts,
         }

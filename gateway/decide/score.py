@@ -68,7 +68,18 @@ class ScoreSettings:
 class ScoredPicker:
     """The picker. Counts in flight are shown to it; what it remembers are service times."""
 
-    __slots__ = ("_counts", "_known", "_least", "_random", "_settings", "forget", "observe", "report", "why")
+    __slots__ = (
+        "_counts",
+        "_known",
+        "_least",
+        "_random",
+        "_settings",
+        "answered",
+        "forget",
+        "observe",
+        "report",
+        "why",
+    )
 
     def __init__(self, chance: Chance, settings: ScoreSettings | None = None) -> None:
         self._random = chance.random
@@ -80,6 +91,7 @@ class ScoredPicker:
         self.why: Why = "full"
         """Of the last pick. For reading."""
         self.observe, self.report, self.forget = known.observe, known.report, known.forget
+        self.answered = known.answered
         """How it learns: see `Standings`."""
 
     def pick(
@@ -102,31 +114,51 @@ class ScoredPicker:
         besides this one. `hold`: None rather than a suspect that would take longer than waiting; a retry, which cannot
         wait, says False.
         """
+        if now_s is None:
+            now_s = self._known.now_s
+        if exclude or admissible is not None or weight is not None:
+            self._catch_up(candidates, now_s)
+        else:
+            chosen = self.plain(candidates, in_flight, now_s)
+            if chosen is not None:
+                return chosen
+        return self._choose(in_flight, waiting, exclude, admissible, weight, hold)
+
+    def _catch_up(self, candidates: Sequence[Candidate], now_s: float) -> None:
         known = self._known
         if candidates is not known.seen:
             known.adopt(candidates)
-        if now_s is not None and now_s > known.now_s:
+        if now_s > known.now_s:
             known.now_s = now_s
         if known.now_s >= known.due_s:
             known.refresh()
-        # Nearly every call: nobody is barred, and only the calls in flight tell one replica from another. The same as
-        # `_choose` in half the steps (a test holds them equal).
-        if known.level and not exclude and admissible is None and weight is None:
-            get, fewest, ties = in_flight.get, known.level, 1
-            chosen: str | None = None
-            for replica in known.replicas:
-                count = get(replica, 0)
-                if count < fewest:
-                    chosen, fewest, ties = replica, count, 1
-                elif count == fewest and chosen is not None:
-                    ties += 1
-                    if self._random() * ties < 1.0:
-                        chosen = replica
-            if chosen is not None:
-                self.why = "least"
-                self._least += 1
-                return chosen
-        return self._choose(in_flight, waiting, exclude, admissible, weight, hold)
+
+    def plain(self, candidates: Sequence[Candidate], in_flight: Mapping[str, int], now_s: float) -> str | None:
+        """Nearly every call: nobody is barred, and only the calls in flight tell one replica from another. The same as
+        `_choose` in half the steps (a test holds them equal). None: ask `pick`.
+        """
+        known = self._known
+        if candidates is known.seen and known.now_s <= now_s < known.due_s:
+            known.now_s = now_s
+        else:
+            self._catch_up(candidates, now_s)
+        fewest = known.level
+        if not fewest:
+            return None
+        ties = 1
+        chosen: str | None = None
+        for replica in known.replicas:
+            count = in_flight.get(replica, 0)
+            if count < fewest:
+                chosen, fewest, ties = replica, count, 1
+            elif count == fewest and chosen is not None:
+                ties += 1
+                if self._random() * ties < 1.0:
+                    chosen = replica
+        if chosen is not None:
+            self.why = "least"
+            self._least += 1
+        return chosen
 
     def _choose(
         self,
@@ -253,6 +285,11 @@ class ScoredPicker:
         self.why = why
         self._counts[why] += 1
         return row.replica
+
+    @property
+    def reference_s(self) -> float:
+        """The pool's service time, seconds per unit of work, as of the last look."""
+        return self._known.reference_s
 
     def trusted(self, replica: str) -> bool:
         """Whether it is no suspect; for choices that are made elsewhere (affinity). True for an unknown one."""

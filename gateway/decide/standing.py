@@ -108,6 +108,7 @@ class Row:
         "foreign",
         "foreign_until_s",
         "replica",
+        "rounds",
         "scale",
         "served",
         "since_s",
@@ -122,6 +123,8 @@ class Row:
         self.since_s = since_s
         """Calls that were sent before say nothing: they went to a former server of that name."""
         self.slots = 0
+        self.rounds: tuple[float, ...] = (1.0,)
+        """By its number among the calls in flight: for how many rounds of work a call is out."""
         self.scale = 0.0
         """What one call in flight here is as a load on an average replica."""
         self.foreign = 0
@@ -153,6 +156,7 @@ class Standings:
     """The candidates of one (pool, model, version). Attributes are for reading."""
 
     __slots__ = (
+        "_alone",
         "_by_replica",
         "_even_max_s",
         "_even_min_s",
@@ -178,10 +182,12 @@ class Standings:
         self.replicas: tuple[str, ...] = ()
         self._slots_each = 0
         """If all have the same; else 0."""
+        self._alone = 0
+        """The slots of the only candidate; 0 if there are others, or none."""
         self.level = 0
         """The slots of each candidate where nothing but the calls in flight tells one from another: all count as the
-        reference, none is suspect, no foreign calls. 0 where they differ, and after a change, until `refresh` has seen
-        that they are equal again.
+        reference, none is suspect, no foreign calls; or where there is only one, and that no suspect. 0 where they
+        differ, and after a change, until `refresh` has seen that they are equal again.
         """
         self.now_s = 0.0
         """The latest instant that was told."""
@@ -194,7 +200,8 @@ class Standings:
     def _refer(self, reference_s: float) -> None:
         settings = self._settings
         self.reference_s = reference_s
-        self._even_min_s, self._even_max_s = reference_s / settings.even_ratio, reference_s * settings.even_ratio
+        self._even_min_s = reference_s / settings.even_ratio
+        self._even_max_s = min(reference_s * settings.even_ratio, COST_MAX_S)
         self._plain_max_s = min(settings.suspect_ratio * reference_s, COST_MAX_S)
 
     def of(self, replica: str) -> Row | None:
@@ -215,13 +222,16 @@ class Standings:
             row = known.get(candidate.replica)
             if row is None:
                 row = Row(candidate.replica, self._settings.service_time, self.reference_s, since_s)
-            row.slots = candidate.slots
+            if row.slots != candidate.slots:
+                row.slots = candidate.slots
+                row.rounds = (1.0, *(1.0 + number / row.slots for number in range(row.slots)))
             row.scale = average / candidate.slots if candidate.slots > 0 else 0.0
             self._by_replica[candidate.replica] = row
             self.rows.append(row)
         self.replicas = tuple(self._by_replica)
         each = {row.slots for row in self.rows}
         self._slots_each = each.pop() if len(each) == 1 else 0
+        self._alone = self._slots_each if len(self.rows) == 1 else 0
         self.seen = candidates if isinstance(candidates, tuple) else None
         self.due_s = -math.inf
 
@@ -241,33 +251,48 @@ class Standings:
         row = self._by_replica.get(replica)
         if row is None or now_s - elapsed_s < row.since_s - ROUNDING_S:
             return
+        if lesson is _RECORD and work == 1.0 and self.answered(replica, elapsed_s, now_s, in_flight):
+            return
+        if now_s > self.now_s:
+            self.now_s = now_s
+        if lesson is not _SKIP:
+            self._learn(row, lesson, elapsed_s, in_flight, work, hint_s)
+
+    def answered(self, replica: str, elapsed_s: float, now_s: float, in_flight: int) -> float:
+        """Nearly every call: answered, by one of which there is no doubt before and after, and so soon after the last
+        that nothing has faded. The same as `observe` in a fifth of the steps (a test holds them equal). Returns what
+        the call took per unit of work; 0.0 if it is not like that, and nothing was learnt: ask `observe`.
+        """
+        row = self._by_replica.get(replica)
+        if row is None or row.doubted or now_s - elapsed_s < row.since_s or in_flight > row.slots:
+            return 0.0
         if now_s > self.now_s:
             self.now_s = now_s
         else:
             now_s = self.now_s
         served = row.served
-        # Nearly every call: answered, by one of which there is no doubt before and after, and so soon after the last
-        # that nothing has faded. The same as `_learn` in a fifth of the steps (a test holds them equal).
-        if lesson is _RECORD and not row.doubted and now_s - served.stamp_s < self._still_s:
-            if work != 1.0:
-                cost_s = per_unit(elapsed_s, work=work, in_flight=in_flight, slots=row.slots)
-            elif in_flight > 1 and row.slots > 0:
-                cost_s = elapsed_s / (1.0 + (in_flight - 1) / row.slots)
-            else:
-                cost_s = elapsed_s
-            last_s = served.cost_s
-            if last_s is not None and cost_s > COST_MIN_S:
-                if cost_s < last_s:
-                    cost_s += (last_s - cost_s) * KEEP_MAX
-                if cost_s <= self._plain_max_s:
-                    served.cost_s, served.stamp_s, row.failures = cost_s, now_s, 0
-                    if self._even_min_s <= cost_s <= self._even_max_s:
-                        row.cost_s = self.reference_s
-                    else:
-                        row.cost_s, self.level = cost_s, 0
-                    return
-        if lesson is not _SKIP:
-            self._learn(row, lesson, elapsed_s, in_flight, work, hint_s)
+        if now_s - served.stamp_s >= self._still_s:
+            return 0.0
+        last_s = served.cost_s
+        assert last_s is not None, "there is a stamp"
+        cost_s = unit_s = elapsed_s / row.rounds[in_flight]
+        if unit_s < last_s:
+            if unit_s <= COST_MIN_S:
+                return 0.0
+            cost_s += (last_s - unit_s) * KEEP_MAX
+        if self._even_min_s <= cost_s <= self._even_max_s:
+            row.cost_s = self.reference_s
+        elif cost_s <= self._plain_max_s:
+            row.cost_s = cost_s
+            self._tell_apart()
+        else:
+            return 0.0
+        served.cost_s, served.stamp_s, row.failures = cost_s, now_s, 0
+        return unit_s
+
+    def _tell_apart(self) -> None:
+        """A candidate is not like the others any more; one that is alone stays what it is."""
+        self.level = min(self.level, self._alone)
 
     def _learn(self, row: Row, lesson: Latency, elapsed_s: float, in_flight: int, work: float, hint_s: float) -> None:
         now_s, reference_s, served, fault = self.now_s, self.reference_s, row.served, row.fault
@@ -310,7 +335,7 @@ class Standings:
             row.foreign = max(0, pending - in_flight)
             row.foreign_until_s = now_s + self._settings.report_age_s
             if row.foreign:
-                self.level = 0
+                self._tell_apart()
                 self.due_s = min(self.due_s, row.foreign_until_s)
 
     def forget(self, replica: str) -> None:
@@ -342,7 +367,7 @@ class Standings:
                     row.foreign = 0
                 else:
                     due_s = min(due_s, row.foreign_until_s)
-                    self.level = 0
+                    self._tell_apart()
             self._judge(row)
             if row.suspect and not row.due:
                 since_s = now_s - max(row.doubt_s, row.tried_s)
@@ -365,5 +390,7 @@ class Standings:
         if cost_s is None or self._even_min_s <= cost_s <= self._even_max_s:
             cost_s = reference_s
         row.cost_s = cost_s if row.suspect else min(cost_s, ratio_s)
-        if row.suspect or row.cost_s != reference_s:
+        if row.suspect:
             self.level = 0
+        elif row.cost_s != reference_s:
+            self._tell_apart()

@@ -23,7 +23,9 @@ trailing.
 ATTEMPTS = "x-sluice-attempts"
 """Trailing, and not said of a stream, whose calls each have their own."""
 
-_OVERLOADS = frozenset({Reason.QUEUE_FULL, Reason.BODY_MEMORY, Reason.UPSTREAM_QUEUE_FULL, Reason.RECORD_FULL})
+_OVERLOADS = frozenset(
+    {Reason.QUEUE_FULL, Reason.SHED, Reason.BODY_MEMORY, Reason.UPSTREAM_QUEUE_FULL, Reason.RECORD_FULL}
+)
 
 
 def answered(call: Call, story: str) -> tuple[Pairs, Pairs]:

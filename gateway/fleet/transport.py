@@ -180,6 +180,7 @@ class ReplicaTransport:
     def judge(self, call: Call, attempt: Attempt, fault: UpstreamFault, row: Row) -> None:
         """Close the attempt by `fault`, and teach what it teaches."""
         now_s = self.end(attempt, row.outcome, f"{fault.code.name}: {fault.text}")
+        attempt.sent = fault.sent
         if fault.from_peer and not call.trail.answered_s:
             call.trail.answered_s = now_s
         self._teach(call, attempt, row.outcome)

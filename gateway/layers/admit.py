@@ -1,28 +1,38 @@
 """admit: the one waiting place. Nothing waits anywhere else, but for a step of a sequence that came before its turn
 (`sequence.py`).
 
-Holds one `Admission` per version of its model, shows them the fleet as it changes, and wakes the calls that they
-grant. A call goes down with a permit, a slot on a named replica, which comes back in every case: answer, error,
+Holds one `Admission` per version of its model, shows them the fleet as it changes, and wakes the calls whose fate they
+have decided. A call goes down with a permit, a slot on a named replica, which comes back in every case: answer, error,
 cancellation.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import SnapshotSource
-from gateway.core.reply import Reply, StreamReply
+from gateway.core.permit import Permit
+from gateway.core.reply import Reply
 from gateway.core.service import Service
-from gateway.core.snapshot import FleetSnapshot
-from gateway.decide.admission import Admission, Granted, Queued, Ticket
-from gateway.decide.pick import LeastInFlight
+from gateway.core.snapshot import FleetSnapshot, ReplicaState
+from gateway.decide.admission import Admission, Granted, Queued, Ticket, Why
+from gateway.decide.chance import Chance
+from gateway.decide.cohorts import level
+from gateway.decide.tuning import Tuning
+from gateway.layers.desk import AdmissionDesk
 from gateway.layers.gate import shown
 from gateway.layers.route import no_replica
 from gateway.runtime.clock import Clock
+from gateway.runtime.wheel import TimerWheel
+
+NO_DEADLINE_S = 3600.0
+"""What stands for the deadline of a call that has none: in the line it must have some, or it would starve."""
+
+RETRY_AFTER_MIN_S = 1.0
+"""Of a call that is shed: no sooner, however short the line is."""
 
 
 class AdmitLayer:
@@ -35,133 +45,140 @@ class AdmitLayer:
         model: str,
         pool: str,
         fleet: SnapshotSource,
-        picker: LeastInFlight,
         queue_max: int | None,
         clock: Clock,
+        wheel: TimerWheel,
+        chance: Chance,
+        tuning: Tuning | None = None,
     ) -> None:
         self._inner = inner
         self._model = model
         self._pool = pool
         self._fleet = fleet
-        self._picker = picker
         self._queue_max = queue_max
         self._now_s = clock.now_s
-        self._admissions: dict[str, Admission] = {}
+        self._wheel = wheel
+        self._chance = chance
+        self._tuning = tuning or Tuning()
+        self._desks: dict[str, AdmissionDesk] = {}
         fleet.subscribe(self._on_snapshot)
 
     async def send(self, call: Call) -> Reply:
         trail = call.trail
         version = trail.version_routed
-        admission = self._admissions.get(version) or self._admission(version)
-        if admission is None:
+        desk = self._desks.get(version) or self._desk(version)
+        if desk is None:
             raise no_replica(call.model, version)
+        admission = desk.admission
         trail.replicas_ready = admission.ready
         trail.limit_at_admit = admission.limit
         trail.in_flight_at_admit = admission.in_flight
-        opened = False
-        replica = None if call.pinned else admission.take()
-        if replica is not None:
-            trail.admitted_s = self._now_s()
+        now_s = self._now_s()
+        by_s = call.deadline_s if call.session is None else call.first_response_by_s
+        permit = None if call.pinned else admission.take(by_s, now_s)
+        if permit is not None:
+            trail.admitted_s = now_s
         else:
-            replica, opened = await self._with_ticket(call, admission)
-        call.permit = replica
+            permit = await self._with_ticket(call, desk, by_s, now_s)
+        permit.desk = desk
+        call.permit = permit
         try:
-            reply = await self._inner.send(call)
-        except BaseException:
-            _give_back(call, admission, replica, opened)
-            raise
-        if isinstance(reply, StreamReply) and not reply.finished:
-            # The replica still works on it: the slot is taken until the stream has ended.
-            _give_back_later(reply, call, admission, replica, opened)
-        else:
-            _give_back(call, admission, replica, opened)
-        return reply
+            return await self._inner.send(call)
+        finally:
+            # The track layer takes it, and gives it back, whatever happens; unless nothing got so far.
+            if call.permit is not None:
+                call.permit = None
+                desk.give_back(permit)
 
-    async def _with_ticket(self, call: Call, admission: Admission) -> tuple[str, bool]:
-        """The slot of a call that may have to wait, and whether it opens a sequence."""
-        trail, now_s = call.trail, self._now_s()
-        opens = bool(call.pinned) and call.sequence is not None and call.sequence.start
-        ticket = Ticket(now_s, pinned=call.pinned, opens=opens)
-        decision = admission.offer(ticket)
+    async def _with_ticket(self, call: Call, desk: AdmissionDesk, by_s: float, now_s: float) -> Permit:
+        """The slot of a call that may have to wait."""
+        trail, admission = call.trail, desk.admission
+        ticket = Ticket(
+            now_s,
+            min(by_s, now_s + NO_DEADLINE_S),
+            criticality=call.criticality,
+            tenant=call.identity.tenant,
+            level=_level(call),
+            pinned=call.pinned,
+            opens=bool(call.pinned) and call.sequence is not None and call.sequence.start,
+        )
+        decision = admission.offer(ticket, now_s)
+        if admission.decided:
+            desk.wake()
         if isinstance(decision, Granted):
             trail.admitted_s = now_s
-        elif isinstance(decision, Queued):
+            return decision.permit
+        if isinstance(decision, Queued):
             trail.queued_s = now_s
             trail.queued_ahead = decision.ahead
-            await self._wait(admission, ticket)
+            await desk.wait(ticket)
+            if ticket.permit is None:
+                assert ticket.why is not None
+                raise _refused(call, admission, ticket.why, admission.drain_s(self._now_s()))
             trail.admitted_s = self._now_s()
-        elif decision.why == "no_replica":
-            raise no_replica(call.model, trail.version_routed)
-        else:
-            trail.queued_ahead = waiting = admission.waiting
-            raise GatewayError(
-                Reason.QUEUE_FULL,
-                f"{waiting} calls wait already for model '{shown(call.model)}' version "
-                f"{trail.version_routed}; try again later",
-                retry_after_s=1.0,
-            )
-        assert ticket.replica is not None
-        return ticket.replica, opens
+            return ticket.permit
+        trail.queued_ahead = admission.waiting
+        raise _refused(call, admission, decision.why, decision.wait_s)
 
-    async def _wait(self, admission: Admission, ticket: Ticket) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        ticket.waiter = future
-        try:
-            await future
-        except BaseException:
-            # Cancelled, or refused because the last replica left. A grant may have come in the same turn of the loop:
-            # then the slot is this call's to give back.
-            if not admission.withdraw(ticket) and ticket.replica is not None:
-                _wake(admission.give_back(ticket.replica, opened=ticket.opens))
-            raise
-
-    def _admission(self, version: str) -> Admission | None:
+    def _desk(self, version: str) -> AdmissionDesk | None:
         """A new admission for `version`; None if nobody can run it. Made only for versions of the fleet, never for a
         caller's word.
         """
         candidates = self._fleet.snapshot.candidates(self._pool, self._model, version)
         if not candidates:
             return None
-        admission = self._admissions[version] = Admission(self._picker, self._queue_max)
-        admission.update(candidates)
-        return admission
+        admission = Admission(self._chance, self._queue_max, self._tuning)
+        admission.update(candidates, self._now_s())
+        desk = self._desks[version] = AdmissionDesk(admission, self._now_s, self._wheel)
+        return desk
 
     def _on_snapshot(self, snapshot: FleetSnapshot) -> None:
-        for version, admission in tuple(self._admissions.items()):
+        now_s = self._now_s()
+        states = {replica.id: replica.state for replica in snapshot.replicas if replica.pool == self._pool}
+        for version, desk in tuple(self._desks.items()):
+            admission = desk.admission
             candidates = snapshot.candidates(self._pool, self._model, version)
+            # Where nothing is new for this version the snapshot shares what has not changed. But one that was down may
+            # have left the fleet, and must not be counted for ever.
+            if candidates is not admission.candidates or any(replica not in states for replica in admission.gone):
+                down = {replica for replica, state in states.items() if state is ReplicaState.DOWN}
+                admission.update(candidates, now_s, down)
+                desk.wake()
             if not candidates and admission.idle:
-                del self._admissions[version]
-                continue
-            if candidates is admission.candidates:
-                continue  # Nothing is new for this version: the snapshot shares what has not changed.
-            granted, refused = admission.update(candidates)
-            _wake(granted)
-            for ticket in refused:
-                waiter = ticket.waiter
-                assert isinstance(waiter, asyncio.Future)
-                if not waiter.done():
-                    waiter.set_exception(no_replica(self._model, version))
+                # A call between two attempts may still know it, and finds no candidates there.
+                del self._desks[version]
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
-        return {version: admission.statistics(now_s) for version, admission in sorted(self._admissions.items())}
+        return {version: desk.admission.statistics(now_s) for version, desk in sorted(self._desks.items())}
 
 
-def _give_back(call: Call, admission: Admission, replica: str, opened: bool) -> None:
-    call.permit = ""
-    granted = admission.give_back(replica, opened=opened)
-    if granted:
-        _wake(granted)
+def _refused(call: Call, admission: Admission, why: Why, wait_s: float) -> GatewayError:
+    """What a call is told that gets no slot."""
+    version = call.trail.version_routed
+    named = f"model '{shown(call.model)}' version {version}"
+    if why == "no_replica":
+        return no_replica(call.model, version)
+    if why in ("infeasible", "too_late"):
+        return GatewayError(
+            Reason.INFEASIBLE,
+            f"{named} could not answer before the call's deadline: nothing was sent; allow more time, or try again "
+            "when there is less to do",
+        )
+    retry_after_s = max(RETRY_AFTER_MIN_S, wait_s)
+    if why in ("cohort", "standing_queue"):
+        return GatewayError(
+            Reason.SHED,
+            f"{named} has more to do than it can: calls of this class are being turned away; try again later",
+            retry_after_s=retry_after_s,
+        )
+    return GatewayError(
+        Reason.QUEUE_FULL,
+        f"{admission.waiting} calls wait already for {named}; try again later",
+        retry_after_s=retry_after_s,
+    )
 
 
-def _give_back_later(reply: Reply, call: Call, admission: Admission, replica: str, opened: bool) -> None:
-    # Not in `send`: what a closure refers to is kept in cells, for every call and not only for streams.
-    reply.on_close(lambda outcome: _give_back(call, admission, replica, opened))
-
-
-def _wake(tickets: Sequence[Ticket]) -> None:
-    for ticket in tickets:
-        waiter = ticket.waiter
-        assert isinstance(waiter, asyncio.Future)
-        if not waiter.done():
-            waiter.set_result(None)
-        # A waiter that is done was cancelled in this very turn; its `_wait` gives the slot back.
+def _level(call: Call) -> int:
+    """Whether it is shed under overload is decided by this: the same for all calls of one task, which share a trace."""
+    key = f"{call.identity.tenant}/{call.trace_id or call.request_id}"
+    return level(call.criticality, key, int(call.arrived_wall_s // 3600))

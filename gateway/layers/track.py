@@ -1,5 +1,5 @@
 """track: one attempt from its first byte to its end, always closed, with the outcome that the table of outcomes gives
-it.
+it; and its permit, which always goes back to where it came from.
 """
 
 from __future__ import annotations
@@ -7,61 +7,81 @@ from __future__ import annotations
 import asyncio
 
 from gateway.core.call import Attempt, Call
-from gateway.core.errors import GatewayError, Reason
+from gateway.core.errors import Reason
 from gateway.core.outcome import Outcome
-from gateway.core.reply import Reply
+from gateway.core.permit import Permit
+from gateway.core.reply import Reply, StreamReply
 from gateway.core.service import Service
+from gateway.layers.cancels import Cancels
 from gateway.runtime.clock import Clock
 
 
 class TrackLayer:
     """Opens an `Attempt` on the call's trail and closes it. The transport below says how the replica answered."""
 
-    __slots__ = ("_inner", "_now_s")
+    __slots__ = ("_cancels", "_inner", "_now_s")
 
-    def __init__(self, inner: Service, clock: Clock) -> None:
+    def __init__(self, inner: Service, clock: Clock, cancels: Cancels | None = None) -> None:
+        """`cancels` counts the attempts that are cancelled."""
         self._inner = inner
         self._now_s = clock.now_s
+        self._cancels = cancels
 
     async def send(self, call: Call) -> Reply:
         trail = call.trail
         attempts = trail.attempts
+        permit, call.permit = call.permit, None
+        assert permit is not None, "admission hands one down with every call"
         # The first attempt begins when the permit is there: nothing has been awaited since.
         started_s = self._now_s() if attempts or not trail.admitted_s else trail.admitted_s
-        attempt = Attempt(call.permit, started_s)
+        special = permit.special
+        permit.attempt = attempt = Attempt(permit.replica, started_s, "primary" if special is None else special.kind)
         attempts.append(attempt)
         try:
             reply = await self._inner.send(call)
-        except GatewayError:
-            self._close(attempt, Outcome.GATEWAY_FAULT)
-            raise
-        except asyncio.CancelledError:
-            given_up = _given_up(call)
-            if given_up is not None:
-                self._close(attempt, given_up)
-            elif self._now_s() >= min(call.deadline_s, call.first_response_by_s):
-                self._close(attempt, Outcome.EXPIRED)
-            else:
-                self._close(attempt, Outcome.GATEWAY_FAULT)
-            raise
-        except BaseException:
-            self._close(attempt, Outcome.GATEWAY_FAULT)
+        except BaseException as error:
+            now_s = self._now_s()
+            cancelled = isinstance(error, asyncio.CancelledError)
+            # A time limit that passes is a cancel too: the client takes the call back, or the server does.
+            if self._cancels is not None and (cancelled or (attempt.outcome is Outcome.EXPIRED and attempt.sent)):
+                self._cancels.note(permit.replica, now_s)
+            self._end(permit, attempt, why_cancelled(call, now_s) if cancelled else Outcome.GATEWAY_FAULT)
             raise
         trail.rung = "full"
         if reply.streaming:
-            # The attempt is out until the last response; the transport closes it there, or the reply's end does.
-            self._close_later(reply, call, attempt)
-        elif attempt.outcome is None:
-            self._close(attempt, Outcome.OK)
+            attempt.answered_s = trail.answered_s
+            if isinstance(reply, StreamReply) and not reply.finished:
+                # The replica still works on it: attempt and slot are out until the last response. The transport closes
+                # the attempt there, or the reply's end does.
+                if special is not None and special.probe is not None and permit.desk is not None:
+                    permit.desk.answered(permit)
+                self._end_later(reply, call, permit, attempt)
+                return reply
+        desk = permit.desk
+        if desk is not None and attempt.outcome is not None:
+            desk.give_back(permit)
+        else:
+            self._end(permit, attempt, Outcome.OK)
         return reply
 
-    def _close_later(self, reply: Reply, call: Call, attempt: Attempt) -> None:
-        reply.on_close(lambda outcome: self._close(attempt, _given_up(call) or outcome))
+    def _end_later(self, reply: Reply, call: Call, permit: Permit, attempt: Attempt) -> None:
+        reply.on_close(lambda outcome: self._end(permit, attempt, _given_up(call) or outcome))
 
-    def _close(self, attempt: Attempt, otherwise: Outcome) -> None:
+    def _end(self, permit: Permit, attempt: Attempt, otherwise: Outcome) -> None:
         if attempt.outcome is None:
             attempt.outcome = otherwise
             attempt.ended_s = self._now_s()
+        desk = permit.desk
+        if desk is not None:
+            desk.give_back(permit)
+
+
+def why_cancelled(call: Call, now_s: float) -> Outcome:
+    """What the end of an attempt is called that is cancelled from above, if nothing better is known of it."""
+    given_up = _given_up(call)
+    if given_up is not None:
+        return given_up
+    return Outcome.EXPIRED if now_s >= min(call.deadline_s, call.first_response_by_s) else Outcome.GATEWAY_FAULT
 
 
 def _given_up(call: Call) -> Outcome | None:

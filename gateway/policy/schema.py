@@ -282,6 +282,29 @@ class Admission(Strict, frozen=True, kw_only=True):
     ] = None
 
 
+class Hedging(Strict, frozen=True, kw_only=True):
+    enabled: Annotated[
+        bool,
+        Meta(
+            description="A call that takes longer than 97 of 100 is sent once more, to an idle replica, while less "
+            "than about half of the slots are taken; at most one in twenty. Only where `read_only` is true."
+        ),
+    ] = True
+
+
+class Retries(Strict, frozen=True, kw_only=True):
+    max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1,
+            description="How often a call that failed is sent again, to another replica; at most one in twenty (one in "
+            "ten, where nothing is hedged). A call whose replica went down is sent again once in any case. Only where "
+            "`read_only` is true.",
+        ),
+    ] = 1
+
+
 class Sequences(Strict, frozen=True, kw_only=True):
     live_max: Annotated[
         int,
@@ -368,6 +391,15 @@ class ModelPolicy(Strict, frozen=True, kw_only=True):
         ),
     ] = None
     admission: Annotated[Admission, Meta(description="How many calls run and wait.")] = Admission()
+    read_only: Annotated[
+        bool,
+        Meta(
+            description="true: running a call twice does no harm, so that it may be hedged and sent again. Steps of "
+            "sequences and calls to decoupled models never are."
+        ),
+    ] = False
+    hedging: Annotated[Hedging, Meta(description="Second attempts of slow calls.")] = Hedging()
+    retries: Annotated[Retries, Meta(description="Second attempts of failed calls.")] = Retries()
     sequences: Annotated[Sequences, Meta(description="Calls to a stateful model that belong together.")] = Sequences()
     warmup: Annotated[Warmup, Meta(description="Calls before traffic.")] = Warmup()
     records: Annotated[ModelRecords, Meta(description="What prediction records hold.")] = ModelRecords()

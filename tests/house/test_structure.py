@@ -48,8 +48,6 @@ MAY_READ_TIME_AND_CHANCE = {"runtime/clock.py", "runtime/chance.py"}
 
 PURE_ROOMS = {"wire", "decide", "core"}
 BARRED_IN_PURE_ROOMS = {"asyncio", "time", "random", "logging", "socket", "threading", "grpc", "aiohttp"}
-PURE_EXCEPTIONS = {("decide/pick.py", "random")}
-"""The picker names the type of the generator that it is handed."""
 
 LINES_MAX = 500
 LONGER_WITH_REASON: dict[str, str] = {}
@@ -107,10 +105,9 @@ def test_time_and_chance_are_passed_in(path: Path) -> None:
     "path", [p for p in _files() if _room(p) in PURE_ROOMS], ids=lambda path: str(path.relative_to(GATEWAY))
 )
 def test_pure_rooms_do_no_io_and_read_no_clock(path: Path) -> None:
-    relative = str(path.relative_to(GATEWAY))
     for name in _imports(ast.parse(path.read_text())):
         top = name.split(".")[0]
-        assert top not in BARRED_IN_PURE_ROOMS or (relative, top) in PURE_EXCEPTIONS, f"{path}: {name} is barred here"
+        assert top not in BARRED_IN_PURE_ROOMS, f"{path}: {name} is barred here"
 
 
 @pytest.mark.parametrize("path", _files(), ids=lambda path: str(path.relative_to(GATEWAY)))

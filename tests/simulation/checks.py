@@ -209,6 +209,18 @@ def nothing_runs_oftener_than_it_was_sent(report: Report) -> Iterator[str]:
                 yield f"{_name(plan)}: the attempt on {attempt.replica} was never closed"
 
 
+def one_attempt_is_the_answer(report: Report) -> Iterator[str]:
+    """Of a call that was answered one attempt went well; the others failed, or are said to have been superseded."""
+    for plan, call, ending in _ended(report):
+        outcomes = [attempt.outcome for attempt in call.trail.attempts]
+        if (
+            ending.status == "ok"
+            and outcomes
+            and (outcomes.count(Outcome.OK) != 1 or Outcome.GATEWAY_FAULT in outcomes)
+        ):
+            yield f"{_name(plan)}: answered by attempts that ended as {[each and each.value for each in outcomes]}"
+
+
 CHECKS: tuple[Callable[[Report], Iterator[str]], ...] = (
     one_response,
     one_record,
@@ -218,6 +230,7 @@ CHECKS: tuple[Callable[[Report], Iterator[str]], ...] = (
     each_ending_is_one_that_the_call_can_have,
     queues_keep_their_bound,
     nothing_runs_oftener_than_it_was_sent,
+    one_attempt_is_the_answer,
 )
 
 

@@ -31,6 +31,7 @@ from tests.simulation.report import Entry, Front, stream_key
 from tests.simulation.run import House, World
 from tests.simulation.scenario import BODY_BYTES_MAX, POOL
 from tests.simulation.stream_entrance import StreamDoor
+from tests.simulation.tuning import EAGER
 
 FINISH_S = 5.0
 """More than the longest deadline of any scenario: nothing is ever cut off by a shutdown here."""
@@ -73,6 +74,7 @@ class RealHouse:
                 record_workers=InlineWorkers(),
                 record_store=self.store,
                 authenticator=authenticator,
+                tuning=EAGER,
             ),
         )
         self.front = Front(world.report, self.assembly.service)
@@ -215,8 +217,8 @@ class RealHouse:
         now_s = self.world.clock.now_s()
         for model, layer in self.assembly.stack.admissions.items():
             for version, state in layer.statistics(now_s).items():
-                lines = layer._admissions[version]._lines
-                steps = {replica: len(line.steps) for replica, line in lines.items() if line.steps}
+                lanes = layer._desks[version].admission._room._lanes
+                steps = {replica: count for (replica, opens), count in lanes.items() if replica and not opens}
                 yield model, version, {**state, "steps_by_replica": steps}
 
     def left_behind(self) -> list[str]:

@@ -8,8 +8,11 @@ that must all be answered; then the gateway shuts down.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from gateway.policy.schema import (
     Admission,
@@ -92,6 +95,8 @@ def scenario(seed: int, calls: int | None = None) -> Scenario:
     machines = tuple(f"10.0.0.{number + 1}:8001" for number in range(draw.randint(1, 4)))
     dns = draw.random() < 0.4
     plain = tuple(_spec(draw, f"model-{letter}") for letter in "abc"[: draw.choice((1, 1, 2, 2, 3))])
+    if seed % 5 == 2:  # not drawn, for the sake of the pinned seeds: none of them is such a one
+        plain = tuple(dataclasses.replace(spec, straggler_share=0.15) for spec in plain)
     streaming = stream_specs(streams)
     specs = (*plain, *streaming)
     listed = machines[: draw.randint(1, len(machines))] if dns else machines
@@ -181,6 +186,9 @@ def _policies(
     )
     pool = Pool(replicas=replicas, health=health, scrape=Scrape(interval_ms=draw.choice((500, 1000)), timeout_ms=200))
     models = {spec.name: _model_policy(draw, spec) for spec in specs}
+    # Not drawn, so that the seeds that once found something still mean what they meant.
+    for number, (name, policy) in enumerate(models.items()):
+        models[name] = replace(policy, read_only=(seed + number) % 3 != 0)
     records = RecordsPolicy()
     if draw.random() < 0.1:
         records = RecordsPolicy(queue_records_max=draw.choice((2, 12)))

@@ -30,6 +30,7 @@ from tests.simulation.report import Front, Sink
 from tests.simulation.run import World
 from tests.simulation.scenario import POOL
 from tests.simulation.stream_entrance import StreamDoor
+from tests.simulation.tuning import EAGER
 
 
 class Everybody:
@@ -109,7 +110,7 @@ class SmallTransport:
         request = call.message + pb.ModelInferRequest(model_name=call.model, model_version=version).SerializeToString()
         patience_s = call.deadline_s - self._world.clock.now_s()
         try:
-            client = self._fleet.clients[call.permit.partition("/")[2]]
+            client = self._fleet.clients[attempt.replica.partition("/")[2]]
             answer = await client.infer(request, call.metadata, patience_s)
         except UpstreamFault as fault:
             row = classify(fault)
@@ -146,6 +147,7 @@ class SmallHouse:
             wheel=self.wheel,
             pick_chance=world.chance.stream("pick"),
             split_chance=world.chance.stream("split"),
+            tuning=EAGER,
         )
         self.front = Front(world.report, wrap_service(self.stack.service))
         self.service: Service = self.front
@@ -192,8 +194,8 @@ class SmallHouse:
         now_s = self.world.clock.now_s()
         for model, layer in self.stack.admissions.items():
             for version, state in layer.statistics(now_s).items():
-                lines = layer._admissions[version]._lines
-                steps = {replica: len(line.steps) for replica, line in lines.items() if line.steps}
+                lanes = layer._desks[version].admission._room._lanes
+                steps = {replica: count for (replica, opens), count in lanes.items() if replica and not opens}
                 yield model, version, {**state, "steps_by_replica": steps}
 
     def left_behind(self) -> list[str]:

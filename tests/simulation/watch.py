@@ -142,9 +142,14 @@ class Watch:
                         world.report.violate(f"{text}, {RECOVERY_S:g} s after the last fault")
 
     def _has_free_slot(self, model: str, version: str, state: Mapping[str, Any]) -> bool:
+        """On a replica that is neither suspect nor ejected: for such a slot nobody has a reason to wait."""
         held: Mapping[str, int] = state["in_flight_by_replica"]
+        known, judged = state["picker"]["replicas"], state["ejection"]["by_replica"]
         for machine in self._world.machines:
-            slots = self._house.slots(machine, model, version)
-            if slots is not None and held.get(f"{POOL}/{machine}", 0) < slots:
-                return True
+            replica, slots = f"{POOL}/{machine}", self._house.slots(machine, model, version)
+            if slots is None or held.get(replica, 0) >= slots:
+                continue
+            if known[replica]["suspect"] or judged[replica]["standing"] in ("probing", "ejected"):
+                continue
+            return True
         return False

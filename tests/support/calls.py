@@ -42,3 +42,8 @@ def call_sent_to(replica: str, model: str, version: str, message: bytes, now_s: 
     call.trail.version_routed = version
     call.trail.attempts.append(Attempt(replica, now_s))
     return call
+
+
+def permitted(call: Call) -> str:
+    """The replica on which the call holds a slot, "" if it holds none."""
+    return "" if call.permit is None else call.permit.replica

@@ -35,7 +35,7 @@ class HandFleet:
 
     def publish(self, *replicas: ReplicaView) -> None:
         self._number += 1
-        self.snapshot = FleetSnapshot(self._number, replicas)
+        self.snapshot = FleetSnapshot(self._number, replicas, self.snapshot)
         for listener in self._listeners:
             listener(self.snapshot)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from gateway.core.outcome import Latency
 from gateway.core.snapshot import Candidate
-from gateway.decide.pick import LeastInFlight
+from tests.support.least_in_flight import LeastInFlight
 
 FAILS_AFTER_S = 0.0005
 

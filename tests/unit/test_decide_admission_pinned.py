@@ -6,100 +6,84 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.snapshot import Candidate
-from gateway.decide.admission import Granted, Queued, Refused, Ticket
-from tests.support.admission import admission
+from gateway.decide.admission import Ticket
+from tests.support.admission import Desk, replica_of, waits
 
 A, B = Candidate("gpu/a", 1), Candidate("gpu/b", 1)
 
 
-def pinned(replica: str = "gpu/a", *, opens: bool = False) -> Ticket:
-    return Ticket(0.0, pinned=replica, opens=opens)
-
-
 def test_a_pinned_call_takes_a_slot_on_its_replica_alone() -> None:
-    subject = admission(A, B)
-    assert subject.offer(pinned()) == Granted("gpu/a")
-    assert subject.offer(pinned()) == Queued(0), "the slot of the other replica is none for it"
-    assert subject.offer(Ticket(0.0)) == Granted("gpu/b"), "and it holds up nobody who can use it"
+    desk = Desk(A, B)
+    assert replica_of(desk.ask("gpu/a")) == "gpu/a"
+    assert waits(desk.ask("gpu/a")), "the slot of the other replica is none for it"
+    assert replica_of(desk.ask()) == "gpu/b", "and it holds up nobody who can use it"
 
 
 def test_a_pinned_call_to_a_replica_that_is_not_there_is_refused_at_once() -> None:
-    assert admission(B).offer(pinned()) == Refused("no_replica")
+    assert Desk(B).ask("gpu/a").why == "no_replica"
 
 
 def test_a_freed_slot_goes_to_the_first_of_those_who_can_use_it() -> None:
-    subject = admission(A, B)
-    for replica in ("gpu/a", "gpu/b"):
-        subject.offer(pinned(replica))
-    older, to_a, younger = Ticket(0.0), pinned("gpu/a"), Ticket(0.0)
-    for ticket in (older, to_a, younger):
-        subject.offer(ticket)
-    assert subject.give_back("gpu/a") == [older]
-    assert subject.give_back("gpu/a") == [to_a], "those who came later do not pass it on its own replica"
-    assert subject.give_back("gpu/b") == [younger]
+    desk = Desk(A, B)
+    on_a, on_b = desk.ask("gpu/a"), desk.ask("gpu/b")
+    older, to_a, younger = desk.ask(), desk.ask("gpu/a"), desk.ask()
+    assert desk.end(on_a) == [older]
+    assert desk.end(older) == [to_a], "those who came later do not pass it on its own replica"
+    assert desk.end(on_b) == [younger]
 
 
 def test_those_who_wait_for_any_slot_are_not_passed_by_a_pinned_call_that_came_later() -> None:
-    subject = admission(A)
-    subject.offer(Ticket(0.0))
-    waiting, late = Ticket(0.0), pinned()
-    subject.offer(waiting)
-    assert subject.offer(late) == Queued(1)
-    assert subject.give_back("gpu/a") == [waiting]
-    assert subject.give_back("gpu/a") == [late]
+    desk = Desk(A)
+    running, waiting, late = desk.ask(), desk.ask(), desk.ask("gpu/a")
+    assert waits(late)
+    assert desk.end(running) == [waiting]
+    assert desk.end(waiting) == [late]
 
 
 def test_pinned_calls_count_against_the_queue() -> None:
-    subject = admission(A, queue_max=2)
-    subject.offer(Ticket(0.0))
-    subject.offer(pinned())
-    subject.offer(Ticket(0.0))
-    assert subject.offer(pinned()) == Refused("queue_full")
-    assert subject.waiting == 2
+    desk = Desk(A, queue_max=2)
+    for pinned in ("", "gpu/a", ""):
+        desk.ask(pinned)
+    assert desk.ask("gpu/a").why == "queue_full"
+    assert desk.admission.waiting == 2
 
 
 def test_when_its_replica_leaves_a_pinned_call_is_told_and_the_others_wait_on() -> None:
-    subject = admission(A, B)
-    for replica in ("gpu/a", "gpu/b"):
-        subject.offer(pinned(replica))
-    gone, stays = pinned("gpu/a"), Ticket(0.0)
-    subject.offer(gone)
-    subject.offer(stays)
-    assert subject.update((B,)) == ([], [gone])
-    assert subject.waiting == 1
-    assert subject.give_back("gpu/b") == [stays]
+    desk = Desk(A, B)
+    desk.ask("gpu/a")
+    on_b = desk.ask("gpu/b")
+    gone, stays = desk.ask("gpu/a"), desk.ask()
+    assert desk.update((B,)) == [gone]
+    assert gone.why == "no_replica"
+    assert desk.admission.waiting == 1
+    assert desk.end(on_b) == [stays]
 
 
 def test_a_withdrawn_pinned_call_leaves_nothing() -> None:
-    subject = admission(A)
-    subject.offer(pinned())
-    waiting = pinned()
-    subject.offer(waiting)
-    assert subject.withdraw(waiting)
-    assert not subject.withdraw(waiting)
-    subject.give_back("gpu/a")
-    assert subject.idle
+    desk = Desk(A)
+    running, waiting = desk.ask("gpu/a"), desk.ask("gpu/a")
+    assert desk.admission.withdraw(waiting)
+    assert not desk.admission.withdraw(waiting)
+    desk.end(running)
+    assert desk.admission.idle
 
 
 def test_calls_that_open_sequences_leave_half_of_the_slots_to_those_that_end_them() -> None:
-    subject = admission(Candidate("gpu/a", 4))
-    openers = [pinned(opens=True) for _ in range(4)]
-    decisions = [subject.offer(ticket) for ticket in openers]
-    assert decisions == [Granted("gpu/a"), Granted("gpu/a"), Queued(0), Queued(1)]
-    step = pinned()
-    assert subject.offer(step) == Granted("gpu/a"), "a step of a running sequence finds a slot"
-    assert subject.give_back("gpu/a") == [], "the step's slot is not one that an opener may have"
-    assert subject.give_back("gpu/a", opened=True) == [openers[2]]
+    desk = Desk(Candidate("gpu/a", 4))
+    openers = [desk.ask("gpu/a", opens=True) for _ in range(4)]
+    assert [waits(ticket) for ticket in openers] == [False, False, True, True]
+    step = desk.ask("gpu/a")
+    assert replica_of(step) == "gpu/a", "a step of a running sequence finds a slot"
+    assert desk.end(step) == [], "the step's slot is not one that an opener may have"
+    assert desk.end(openers[0]) == [openers[2]]
 
 
 def test_where_there_is_one_slot_an_opener_gets_it() -> None:
-    subject = admission(A)
-    first, second = pinned(opens=True), pinned(opens=True)
-    assert subject.offer(first) == Granted("gpu/a")
-    subject.offer(second)
-    assert subject.give_back("gpu/a", opened=True) == [second]
-    assert subject.give_back("gpu/a", opened=True) == []
-    assert subject.idle
+    desk = Desk(A)
+    first, second = desk.ask("gpu/a", opens=True), desk.ask("gpu/a", opens=True)
+    assert desk.end(first) == [second]
+    assert desk.end(second) == []
+    assert desk.admission.idle
 
 
 EVENTS = st.lists(
@@ -119,54 +103,53 @@ def test_any_order_of_events_keeps_the_books(events: list[tuple[str, int]], seed
     fleet = [Candidate(f"gpu/{n}", 1 + n) for n in range(4)]
     slots = {candidate.replica: candidate.slots for candidate in fleet}
     present = fleet[:2]
-    subject = admission(*present, queue_max=queue_max, seed=seed)
+    desk = Desk(*present, queue_max=queue_max, seed=seed)
+    subject = desk.admission
     running: list[Ticket] = []
     waiting: list[Ticket] = []
 
     def opening(replica: str) -> int:
-        return sum(ticket.opens and ticket.replica == replica for ticket in running)
+        return sum(ticket.opens and replica_of(ticket) == replica for ticket in running)
 
     def can_use(ticket: Ticket, replica: str) -> bool:
         if ticket.pinned not in ("", replica):
             return False
         return not ticket.opens or opening(replica) < max(1, slots[replica] // 2)
 
-    def granted(tickets: list[Ticket]) -> None:
+    def decided(tickets: list[Ticket]) -> None:
         for ticket in tickets:
-            assert ticket.replica is not None
-            assert ticket.pinned in ("", ticket.replica)
+            if ticket.permit is None:
+                assert ticket.why == "no_replica"
+                assert ticket.pinned not in {candidate.replica for candidate in present} or not present
+                waiting.remove(ticket)
+                continue
+            assert ticket.pinned in ("", replica_of(ticket))
             passed = waiting[: waiting.index(ticket)]
-            assert not [each for each in passed if can_use(each, ticket.replica)], "overtaken"
+            assert not [each for each in passed if can_use(each, replica_of(ticket))], "overtaken"
             waiting.remove(ticket)
             running.append(ticket)
 
     for kind, number in events:
         if kind == "offer":
             replica = f"gpu/{number % 4}" if number < 8 else ""
-            ticket = Ticket(0.0, pinned=replica, opens=number < 4)
-            decision = subject.offer(ticket)
-            if isinstance(decision, Granted):
-                assert not [each for each in waiting if can_use(each, decision.replica)], "overtaken"
+            ticket = desk.ask(replica, opens=number < 4)
+            if ticket.permit is not None:
+                assert not [each for each in waiting if can_use(each, replica_of(ticket))], "overtaken"
                 running.append(ticket)
-            elif isinstance(decision, Queued):
+            elif waits(ticket):
                 waiting.append(ticket)
-            elif decision.why == "queue_full":
+            elif ticket.why == "queue_full":
                 assert len(waiting) >= subject.queue_max
             else:
+                assert ticket.why == "no_replica"
                 assert not any(candidate.replica == replica or not replica for candidate in present)
         elif kind == "end" and running:
-            ticket = running.pop(number % len(running))
-            assert ticket.replica is not None
-            granted(subject.give_back(ticket.replica, opened=ticket.opens))
+            decided(desk.end(running.pop(number % len(running))))
         elif kind == "withdraw" and waiting:
             assert subject.withdraw(waiting.pop(number % len(waiting)))
         elif kind == "fleet":
             present = [candidate for bit, candidate in enumerate(fleet) if number >> bit & 1]
-            served, refused = subject.update(present)
-            for ticket in refused:
-                assert ticket.pinned not in {candidate.replica for candidate in present} or not present
-                waiting.remove(ticket)
-            granted(served)
+            decided(desk.update(present))
         statistics = subject.statistics(0.0)
         by_replica = statistics["in_flight_by_replica"]
         assert subject.in_flight == len(running) == sum(by_replica.values())
@@ -178,7 +161,5 @@ def test_any_order_of_events_keeps_the_books(events: list[tuple[str, int]], seed
                 idle = [ticket for ticket in waiting if can_use(ticket, candidate.replica)]
                 assert not idle, "a slot is free while a call waits that could use it"
     while running:
-        ticket = running.pop()
-        assert ticket.replica is not None
-        granted(subject.give_back(ticket.replica, opened=ticket.opens))
+        decided(desk.end(running.pop()))
     assert not waiting or not present

@@ -7,14 +7,20 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from gateway.core.outcome import Latency, Verdict
+from gateway.core.call import Attempt
+from gateway.core.outcome import Latency, Outcome, Verdict
+from gateway.core.permit import Permit
 from gateway.core.snapshot import Candidate
+from gateway.decide.admission import Admission
 from gateway.decide.breaker import BreakerSettings, Probe
 from gateway.decide.ejection import Ejection, EjectionSettings
+from gateway.decide.pacer import Pacer
+from gateway.decide.quantiles import FRESH_MAX, QuantileSettings, QuantileWindow
 from gateway.decide.score import ScoredPicker, ScoreSettings
 from gateway.decide.service_time import ServiceTimeSettings
 from gateway.decide.standing import Row, StandingSettings
@@ -179,11 +185,20 @@ def test_what_differs_is_seen_at_once_by_the_next_pick() -> None:
 # --- the breaker's ----------------------------------------------------------------------------------------------------
 
 
+class ThoroughEjection(Ejection):
+    """Never goes the short way."""
+
+    __slots__ = ()
+
+    def plain(self, replica: str, duration_s: float, now_s: float) -> bool:
+        return False
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_good_calls_are_counted_the_same_by_the_short_way(seed: int) -> None:
     chance = random.Random(seed)
     settings = EjectionSettings(breaker=BreakerSettings(requests_min=6, buckets=4))
-    short, full = Ejection(settings, random.Random(seed)), Ejection(settings, random.Random(seed))
+    short, full = Ejection(settings, random.Random(seed)), ThoroughEjection(settings, random.Random(seed))
     both = (short, full)
     names, now_s, counted = ["a", "b", "c"], 50.0, 0
     out: list[tuple[str, Probe | None, Probe | None]] = []
@@ -214,7 +229,7 @@ def test_good_calls_are_counted_the_same_by_the_short_way(seed: int) -> None:
             breaker = full._breakers.get(replica)
             expected = None
             if breaker is not None:
-                expected = full._learn(replica, breaker, verdict, duration_s, now_s, other, ratio_only, work)
+                expected = full.note(replica, verdict, duration_s, now_s, other, ratio_only, work)
                 good = short._breakers[replica].ring.good
             assert short.note(replica, verdict, duration_s, now_s, probe, ratio_only, work) == expected
             if breaker is not None:
@@ -225,3 +240,121 @@ def test_good_calls_are_counted_the_same_by_the_short_way(seed: int) -> None:
     assert short.statistics(now_s) == full.statistics(now_s)
     assert counted > 400, "the short way is the usual one"
     assert sum(full.statistics(now_s)["moves"].values()) > 10, "and not the only one"
+
+
+# --- the pacer's ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_values_that_are_counted_together_fall_into_the_same_buckets(seed: int) -> None:
+    chance = random.Random(seed)
+    together, each = QuantileWindow(QuantileSettings()), QuantileWindow(QuantileSettings())
+    now_s = 100.0
+    for window in (together, each):
+        window.record(0.01, now_s, at_least=True)
+    for _ in range(5000):
+        now_s += chance.choice((0.001, 0.01, 0.1))
+        together.count(now_s)  # turns the window when that is due
+        value_s = chance.choice((chance.lognormvariate(-4.0, 2.0), 0.0, -1.0, 20e-6, 3600.0, 1e9))
+        together.fresh.append(value_s)
+        each.record(value_s, now_s)
+        if len(together.fresh) == FRESH_MAX:
+            together.fold()
+        if chance.random() < 0.01:
+            assert together.total_s == pytest.approx(each.total_s)
+            assert together.statistics(now_s) == each.statistics(now_s)
+    together.fold()
+    assert together._ring == each._ring
+
+
+def test_the_mean_of_a_round_follows_the_last_calls_whether_they_come_alone_or_together() -> None:
+    """To within a hundredth once a level has lasted for some times `memory` calls; and on the way it lies between."""
+    chance = random.Random(5)
+    for size in (1, 16, 64, 500):
+        pacer, seen = Pacer(), 0
+        for level_s in (0.02, 0.05, 0.01):
+            for _ in range(640 // size + 1):
+                for _ in range(size):
+                    pacer.answered(level_s * chance.uniform(0.99, 1.01), 1, 8, 1.0)
+                pacer.fold()
+                seen += size
+                assert 0.0099 <= pacer._round_s <= 0.051
+            assert pacer._round_s == pytest.approx(level_s, rel=0.01)
+        assert not pacer.rounds
+        assert not pacer.window.fresh
+
+
+def test_the_first_rounds_are_a_plain_mean() -> None:
+    together, alone = Pacer(), Pacer()
+    values = [0.01 * number for number in range(1, 61)]
+    for value_s in values:
+        together.answered(value_s, 1, 8, 1.0)
+        alone.answered(value_s, 1, 8, 1.0)
+        alone.fold()
+    together.fold()
+    assert together._round_s == pytest.approx(sum(values) / len(values))
+    assert alone._round_s == pytest.approx(together._round_s, rel=0.15)
+
+
+# --- admission's ------------------------------------------------------------------------------------------------------
+
+
+def thorough_admission(seed: int) -> Admission:
+    """Never goes the short way."""
+    subject = Admission(random.Random(seed))
+    subject._answered = lambda replica, elapsed_s, now_s, in_flight: 0.0
+    subject._counted = lambda replica, duration_s, now_s: False
+    subject.balance.picker.__class__ = ThoroughPicker
+    return subject
+
+
+class ThoroughPicker(ScoredPicker):
+    __slots__ = ()
+
+    def plain(self, candidates: Sequence[Candidate], in_flight: Mapping[str, int], now_s: float) -> str | None:
+        self._catch_up(candidates, now_s)
+        return None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_slots_are_granted_and_lessons_learnt_the_same_by_the_short_way(seed: int) -> None:
+    chance = random.Random(seed)
+    short, full = Admission(random.Random(seed)), thorough_admission(seed)
+    fleet = tuple(Candidate(name, 4) for name in "abc"[: 1 + seed % 3])
+    now_s, granted = 10.0, 0
+    for subject in (short, full):
+        subject.update(fleet, now_s)
+    out: list[tuple[Permit, Permit]] = []
+    for step in range(4000):
+        rough = step % 1000 < 200
+        now_s += chance.choice((0.0, 0.0005, 0.002, 0.3 if chance.random() < 0.02 else 0.001))
+        if chance.random() < 0.5 or not out:
+            deadline_s = now_s + (chance.uniform(0.0, 0.03) if chance.random() < 0.1 else 5.0)
+            one, other = short.take(deadline_s, now_s), full.take(deadline_s, now_s)
+            assert (one is None) == (other is None)
+            if one is not None and other is not None:
+                assert (one.replica, one.in_flight, one.special is None) == (
+                    other.replica,
+                    other.in_flight,
+                    other.special is None,
+                )
+                out.append((one, other))
+                granted += 1
+        else:
+            pair = out.pop(chance.randrange(len(out)))
+            outcome = chance.choice(list(Outcome)) if rough and chance.random() < 0.3 else Outcome.OK
+            duration_s = chance.uniform(0.008, 0.013) * (20.0 if rough and chance.random() < 0.1 else 1.0)
+            for subject, permit in zip((short, full), pair, strict=True):
+                permit.attempt = attempt = Attempt(permit.replica, now_s - duration_s)
+                attempt.ended_s, attempt.outcome = now_s, outcome
+                subject.give_back(permit, now_s)
+        if step % 50 == 0:
+            seen, wanted = dict(short.statistics(now_s)), dict(full.statistics(now_s))
+            seen.pop("hedging"), wanted.pop("hedging")
+            assert seen == wanted
+            assert short.hedging.delay_s(1.0, now_s, random.Random(1)) == full.hedging.delay_s(
+                1.0, now_s, random.Random(1)
+            )
+            assert short.hedging.mean_in_flight == pytest.approx(full.hedging.mean_in_flight)
+    assert granted > 1000
+    assert short._picker._least > full._picker._least == 0

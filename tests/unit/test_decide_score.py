@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from gateway.core.outcome import Latency
 from gateway.core.snapshot import Candidate
-from gateway.decide.admission import Admission, Granted, Queued, Ticket
-from gateway.decide.pick import LeastInFlight
 from gateway.decide.score import ScoredPicker, ScoreSettings
 from gateway.decide.service_time import ServiceTimeSettings
 from gateway.decide.standing import StandingSettings
+from tests.support.admission import Desk, replica_of, waits
 
 THREE = (Candidate("a", 8), Candidate("b", 8), Candidate("c", 8))
 TEN = tuple(Candidate(f"r{number}", 16) for number in range(10))
@@ -566,27 +565,26 @@ def test_explain_lists_the_parts_of_every_score_and_why_one_was_no_choice() -> N
     assert subject.explain(THREE, {}, admissible={"a"}.__contains__)[1]["standing"] == "not_admitted"
 
 
-def test_it_takes_the_place_of_the_picker_in_admission_and_a_held_call_gets_the_next_good_slot() -> None:
+def test_a_call_that_is_held_gets_the_next_good_slot() -> None:
     subject = taught({"a": 0.1, "b": 1.0}, THREE[:2], now_s=1.0)
     subject.observe("b", Latency.RECORD, 1.0, 2.0)
-    admission = Admission(cast(LeastInFlight, subject))
-    admission.update(THREE[:2])
-    first = [admission.take() for _ in range(9)]
-    assert Counter(first) == {"a": 8, "b": 1}, "b got its try"
-    ticket = Ticket(0.0)
-    assert isinstance(admission.offer(ticket), Queued)
-    assert admission.give_back("b") == [], "a free slot on the suspect is not for it"
-    assert admission.give_back("a") == [ticket]
-    assert ticket.replica == "a"
-    assert isinstance(admission.offer(Ticket(0.0)), Queued)
+    desk = Desk(*THREE[:2])
+    desk.admission.balance.picker, desk.now_s = subject, 2.0
+    running = [desk.ask() for _ in range(9)]
+    assert Counter(replica_of(ticket) for ticket in running) == {"a": 8, "b": 1}, "b got its try"
+    held = desk.ask()
+    assert waits(held)
+    on_a = next(ticket for ticket in running if replica_of(ticket) == "a")
+    on_b = next(ticket for ticket in running if replica_of(ticket) == "b")
+    assert desk.end(on_b) == [], "a free slot on the suspect is not for it"
+    assert desk.end(on_a) == [held]
+    assert waits(desk.ask())
 
 
-def test_in_admission_a_pool_that_works_is_never_held_up() -> None:
-    admission = Admission(cast(LeastInFlight, scored()))
-    admission.update(THREE)
-    for _ in range(24):
-        assert isinstance(admission.offer(Ticket(0.0)), Granted)
-    assert isinstance(admission.offer(Ticket(0.0)), Queued)
+def test_a_pool_that_works_is_never_held_up() -> None:
+    desk = Desk(*THREE)
+    assert not any(waits(desk.ask()) for _ in range(24))
+    assert waits(desk.ask())
 
 
 @pytest.mark.parametrize(

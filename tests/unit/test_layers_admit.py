@@ -12,9 +12,10 @@ import pytest
 from gateway.core.call import Call
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.reply import Reply
-from gateway.decide.pick import LeastInFlight
 from gateway.layers.admit import AdmitLayer
-from tests.support.calls import make_call
+from gateway.layers.track import TrackLayer
+from gateway.runtime.wheel import TimerWheel
+from tests.support.calls import make_call, permitted
 from tests.support.cancel import cancel_at_every_await
 from tests.support.clock import ManualClock
 from tests.support.fleet import HandFleet, replica
@@ -25,8 +26,8 @@ KEY = ("fraud", "2")
 
 def layer(fleet: HandFleet, inner: Any, queue_max: int | None = None) -> AdmitLayer:
     return AdmitLayer(
-        inner, model="fraud", pool="gpu", fleet=fleet, picker=LeastInFlight(random.Random(3)), queue_max=queue_max,
-        clock=ManualClock(),
+        TrackLayer(inner, ManualClock()), model="fraud", pool="gpu", fleet=fleet, queue_max=queue_max,
+        clock=ManualClock(), wheel=TimerWheel(ManualClock()), chance=random.Random(4),
     )  # fmt: skip
 
 
@@ -52,11 +53,11 @@ async def test_a_call_goes_down_with_a_permit_and_comes_back_without() -> None:
     call = routed()
     task = asyncio.ensure_future(subject.send(call))
     arrival = await inner.arrivals.get()
-    assert call.permit == "gpu/a"
+    assert [attempt.replica for attempt in call.trail.attempts] == ["gpu/a"]
     assert books(subject) == (1, 0)
     arrival.answer()
     await task
-    assert call.permit == ""
+    assert permitted(call) == ""
     assert books(subject) == (0, 0)
 
 
@@ -155,7 +156,7 @@ async def test_a_replica_that_joins_serves_those_who_wait() -> None:
     await settle()
     fleet.publish(replica("a", {KEY: 1}), replica("b", {KEY: 1}))
     two = await inner.arrivals.get()
-    assert two.call.permit == "gpu/b"
+    assert two.call.trail.attempts[0].replica == "gpu/b"
     one.answer()
     two.answer()
     await asyncio.gather(first, second)

@@ -14,6 +14,7 @@ from gateway.core.credentials import Credentials
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import BodyLimits
 from gateway.core.outcome import Outcome
+from gateway.core.permit import Permit
 from gateway.core.reply import Reply
 from gateway.core.snapshot import ModelState, ModelView
 from gateway.decide.split import Split
@@ -403,7 +404,7 @@ async def test_classes_of_an_output_of_texts_are_refused() -> None:
 async def test_an_attempt_is_opened_and_closed_with_its_outcome() -> None:
     inner = ScriptedService(lambda call: Reply(b""))
     call = make_call()
-    call.permit, call.trail.version_routed = "gpu/a", "2"
+    call.permit, call.trail.version_routed = Permit("gpu/a", 1), "2"
     await TrackLayer(inner, ManualClock()).send(call)
     (attempt,) = call.trail.attempts
     assert (attempt.replica, attempt.outcome, attempt.kind) == ("gpu/a", Outcome.OK, "primary")
@@ -416,7 +417,7 @@ async def test_an_attempt_is_opened_and_closed_with_its_outcome() -> None:
 async def test_a_cut_attempt_says_why(abandoned: bool, deadline_s: float, outcome: Outcome) -> None:
     inner = ScriptedService()
     call = make_call(deadline_s=deadline_s)
-    call.permit = "gpu/a"
+    call.permit = Permit("gpu/a", 1)
     task = asyncio.ensure_future(TrackLayer(inner, ManualClock()).send(call))
     await inner.arrivals.get()
     call.abandoned = abandoned

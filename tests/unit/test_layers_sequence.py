@@ -17,13 +17,14 @@ from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply, Response, StreamReply
 from gateway.core.service import Service
 from gateway.core.session import Session
-from gateway.decide.pick import LeastInFlight
 from gateway.decide.sequences import place
 from gateway.decide.split import Split
 from gateway.layers.admit import AdmitLayer
 from gateway.layers.deadline import StreamLimits
 from gateway.layers.route import CurrentRoutes, ModelRoute, RouteLayer, RouteTable
 from gateway.layers.sequence import SequenceLayer
+from gateway.layers.track import TrackLayer
+from gateway.runtime.wheel import TimerWheel
 from tests.support.calls import make_call
 from tests.support.cancel import cancel_at_every_await
 from tests.support.clock import ManualClock
@@ -71,8 +72,8 @@ def house(
 ) -> House:
     clock, transport = ManualClock(), inner or ScriptedService()
     admission = AdmitLayer(
-        transport, model="chat", pool="gpu", fleet=fleet, picker=LeastInFlight(random.Random(3)), queue_max=None,
-        clock=clock,
+        TrackLayer(transport, clock), model="chat", pool="gpu", fleet=fleet, queue_max=None,
+        clock=clock, wheel=TimerWheel(clock), chance=random.Random(4),
     )  # fmt: skip
     sequences = SequenceLayer(
         admission, model="chat", pool="gpu", fleet=fleet, live_max=live_max, waiting_max=waiting_max, idle_s=None,

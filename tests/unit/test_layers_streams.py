@@ -11,17 +11,20 @@ import pytest
 from gateway.core.call import ANONYMOUS, Call
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
+from gateway.core.permit import Permit, Special
 from gateway.core.reply import Reply, Response, StreamReply
 from gateway.core.session import Session
-from gateway.decide.pick import LeastInFlight
+from gateway.decide.admission import Admission
 from gateway.layers.admit import AdmitLayer
 from gateway.layers.deadline import DeadlineLayer, StreamLimits
+from gateway.layers.desk import AdmissionDesk
 from gateway.layers.record import RecordLayer
 from gateway.layers.route import RouteTable
 from gateway.layers.track import TrackLayer
 from gateway.runtime.clock import Clock
 from gateway.runtime.wheel import TimerWheel
 from tests.simulation.loop import SimulationLoop, simulate
+from tests.support.calls import permitted
 from tests.support.clock import ManualClock
 from tests.support.fleet import HandFleet, replica
 
@@ -87,6 +90,7 @@ def make_call(timeout_s: float | None = None, *, arrived_s: float = 1000.0, sess
     )
     call.identity = ANONYMOUS
     call.trail.version_routed = "2"
+    call.permit = Permit("gpu/a", 1)
     return call
 
 
@@ -108,9 +112,10 @@ def admitted(inner: Feed) -> AdmitLayer:
         model="fraud",
         pool="gpu",
         fleet=fleet,
-        picker=LeastInFlight(random.Random(1)),
         queue_max=None,
         clock=ManualClock(),
+        wheel=TimerWheel(ManualClock()),
+        chance=random.Random(4),
     )
 
 
@@ -123,12 +128,12 @@ async def test_a_slot_is_held_until_the_stream_is_closed() -> None:
     call = make_call()
     reply = await layer.send(call)
     assert in_flight(layer) == 1
-    assert call.permit == "gpu/a"
+    assert call.trail.attempts[0].replica == "gpu/a"
     assert call.trail.attempts[0].outcome is None
     await read_all(reply)
     await reply.aclose(Outcome.OK)
     assert in_flight(layer) == 0
-    assert call.permit == ""
+    assert permitted(call) == ""
     assert call.trail.attempts[0].outcome is Outcome.OK
 
 
@@ -146,6 +151,41 @@ async def test_a_stream_that_the_caller_leaves_gives_its_slot_back_and_its_attem
     await reply.aclose(Outcome.ABANDONED)
     assert in_flight(layer) == 0
     assert call.trail.attempts[0].outcome is Outcome.ABANDONED
+
+
+class HeardDesk(AdmissionDesk):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__(Admission(random.Random(1)), ManualClock().now_s, TimerWheel(ManualClock()))
+        self.heard: list[str] = []
+
+    def answered(self, permit: Permit) -> None:
+        self.heard.append("answered")
+
+    def give_back(self, permit: Permit) -> None:
+        self.heard.append("given back")
+
+
+@pytest.mark.parametrize(
+    ("special", "finished", "heard"),
+    [
+        (Special(probe="probe"), False, ["answered"]),
+        (Special(probe="probe"), True, ["given back"]),
+        (Special(opens=True), False, []),
+        (None, False, []),
+    ],
+)
+async def test_the_first_response_of_a_stream_that_lasts_ends_its_probe(
+    special: Special | None, finished: bool, heard: list[str]
+) -> None:
+    call, desk = make_call(), HeardDesk()
+    call.permit = permit = Permit("gpu/a", 1, special)
+    permit.desk = desk
+    reply = await TrackLayer(Feed(b"1", None, finished=finished), ManualClock()).send(call)
+    assert desk.heard == heard
+    await reply.aclose(Outcome.OK)
+    assert desk.heard == [*heard, "given back"][: 1 + (heard == ["answered"])]
 
 
 # --- the record ---

@@ -315,11 +315,9 @@ CASES = {
         "p99_ms: 50", "p99_ms: 40000", (3, 21, "longer than `deadline.max_ms` (30000)")
     ),
     # Not available yet.
-    "hedging": model("hedging: {}\n", (6, 1, "hedging: not available yet; a second attempt")),
-    "retries at another depth": model(
-        "deadline: {retries: 3, max_ms: 100}\n", (6, 12, "deadline.retries: not available yet")
+    "a later key at another depth": model(
+        "deadline: {coalesce: 3, max_ms: 100}\n", (6, 12, "deadline.coalesce: not available yet")
     ),
-    "read_only": model("read_only: true\n", (6, 1, "read_only: not available yet")),
     "batch_max": model("limits: {batch_max: 3}\n", (6, 10, "limits.batch_max: not available yet")),
     "cost": changed(
         "{p99_ms: 50}", "{p99_ms: 50, cost_per_1k: 1}", (3, 25, "objective.cost_per_1k: not available yet")

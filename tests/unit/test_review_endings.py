@@ -11,6 +11,7 @@ import pytest
 from gateway.core.call import Attempt, Call
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
+from gateway.core.permit import Permit
 from gateway.core.reply import Reply
 from gateway.decide.split import newest
 from gateway.layers.record import RecordLayer
@@ -109,7 +110,7 @@ async def test_an_answer_that_the_edge_could_not_give_is_recorded_with_its_reaso
 
 async def test_a_call_that_a_stopping_gateway_cuts_off_is_neither_abandoned_nor_a_fault() -> None:
     sink, inner, call = Sink(), ScriptedService(), make_call()
-    call.permit = "gpu/a"
+    call.permit = Permit("gpu/a", 1)
     subject = RecordLayer(TrackLayer(inner, ManualClock()), ManualClock(), (sink,))
     async with asyncio.timeout(10):
         task = asyncio.ensure_future(subject.send(call))

@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ import pytest
 
 from gateway.core.call import Call
 from gateway.core.outcome import Outcome
+from gateway.core.permit import Permit
 from gateway.core.reply import Reply
 from gateway.core.service import Service
 from gateway.core.snapshot import ReplicaView
 from gateway.decide.admission import Admission, Ticket
-from gateway.decide.pick import LeastInFlight
-from gateway.layers import admit, record
+from gateway.decide.balance import Balance
+from gateway.layers import record
+from gateway.layers.desk import AdmissionDesk
 from gateway.runtime.scope import DeadlineScope
 from tests.simulation import runner
 from tests.simulation.network import NetworkClient
@@ -64,10 +66,11 @@ def test_a_leaked_permit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = Admission.give_back
     count = 0
 
-    def leaky(self: Admission, replica: str, **how: Any) -> list[Ticket]:
+    def leaky(self: Admission, permit: Permit, now_s: float) -> None:
         nonlocal count
         count += 1
-        return [] if count % 50 == 0 else sound(self, replica, **how)
+        if count % 50:
+            sound(self, permit, now_s)
 
     monkeypatch.setattr(Admission, "give_back", leaky)
     assert finds("slots are held, but", SEEDS, SmallHouse)
@@ -79,30 +82,31 @@ def test_a_permit_leaked_at_the_very_end_is_found(monkeypatch: pytest.MonkeyPatc
     async def leaky(self: SmallHouse) -> None:
         await sound(self)
         for layer in self.stack.admissions.values():
-            for admission in layer._admissions.values():
-                admission.offer(Ticket(0.0))
+            for desk in layer._desks.values():
+                desk.admission.offer(Ticket(0.0, 1e9), 0.0)
 
     monkeypatch.setattr(SmallHouse, "stop", leaky)
     assert finds("left behind: ", SEEDS, SmallHouse)
 
 
 def test_a_lost_wake_up_is_found_although_deadlines_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = admit._wake
+    sound = AdmissionDesk.wake
 
-    def forgetful(tickets: Sequence[Ticket]) -> None:
-        sound([ticket for ticket in tickets if int(ticket.offered_s * 1e6) % 3])
+    def forgetful(self: AdmissionDesk) -> None:
+        self.admission.decided = [each for each in self.admission.decided if int(each.offered_s * 1e6) % 3]
+        sound(self)
 
-    monkeypatch.setattr(admit, "_wake", forgetful)
+    monkeypatch.setattr(AdmissionDesk, "wake", forgetful)
     assert finds("slots are held, but", SEEDS, SmallHouse)
 
 
 def test_a_free_slot_beside_a_queue_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = Admission.give_back
 
-    def lazy(self: Admission, replica: str, **how: Any) -> list[Ticket]:
-        serve, self._serve = self._serve, list  # type: ignore[method-assign]
+    def lazy(self: Admission, permit: Permit, now_s: float) -> None:
+        serve, self._serve = self._serve, lambda now_s: None  # type: ignore[method-assign]
         try:
-            return sound(self, replica, **how)
+            sound(self, permit, now_s)
         finally:
             self._serve = serve  # type: ignore[method-assign]
 
@@ -112,13 +116,13 @@ def test_a_free_slot_beside_a_queue_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_more_calls_than_slots_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        LeastInFlight, "pick", lambda self, candidates, held: candidates[0].replica if candidates else None
+        Balance, "pick", lambda self, held, now_s, **how: self._candidates[0].replica if self._candidates else None
     )
     assert finds("calls in flight on", SEEDS, SmallHouse)
 
 
 def test_an_overfull_queue_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Admission, "queue_max", property(lambda self: 10_000))
+    monkeypatch.setattr(Admission, "queue_max_of", lambda self, limit: 10_000)
     assert finds("queues_keep_their_bound", SEEDS, SmallHouse)
 
 

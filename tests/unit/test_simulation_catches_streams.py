@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core.call import Call
+from gateway.core.call import Attempt, Call
 from gateway.core.outcome import Outcome
+from gateway.core.permit import Permit
 from gateway.core.reply import Next, Reply, Response, StreamReply
 from gateway.core.session import Session
 from gateway.decide.sequences import Sequences, Step, Turn
@@ -17,10 +18,10 @@ from gateway.edge.http_generate import HttpGenerate
 from gateway.fleet import stream_exchange, stream_lane
 from gateway.fleet.stream_exchange import StreamExchange
 from gateway.fleet.stream_lane import Flow, Lane
-from gateway.layers import admit
 from gateway.layers.admit import AdmitLayer
 from gateway.layers.deadline import DeadlineLayer
 from gateway.layers.record import RecordLayer
+from gateway.layers.track import TrackLayer
 from gateway.wire.kserve.parameters import Kind, entry_field
 from gateway.wire.kserve.stream_message import StreamedResponse
 from tests.unit.simulation_findings import finds
@@ -204,13 +205,13 @@ def test_events_that_end_in_order_after_a_failure_are_found(monkeypatch: Patch) 
 
 
 def test_a_permit_of_a_stream_that_is_forgotten_is_found(monkeypatch: Patch) -> None:
-    sound, now = admit._give_back, every(40)
+    sound, now = TrackLayer._end_later, every(40)
 
-    def forgetful(call: Call, admission: Any, replica: str, opened: bool) -> None:
-        if call.session is None or not now():
-            sound(call, admission, replica, opened)
+    def forgetful(self: TrackLayer, reply: Reply, call: Call, permit: Permit, attempt: Attempt) -> None:
+        if not now():
+            sound(self, reply, call, permit, attempt)
 
-    monkeypatch.setattr(admit, "_give_back", forgetful)
+    monkeypatch.setattr(TrackLayer, "_end_later", forgetful)
     assert finds("slots are held, but", SEEDS)
 
 

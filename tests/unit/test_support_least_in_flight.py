@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import overload
 
 from gateway.core.snapshot import Candidate
-from gateway.decide.pick import LeastInFlight
+from tests.support.least_in_flight import LeastInFlight
 
 
 class Watched(Sequence[Candidate]):

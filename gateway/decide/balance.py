@@ -1,0 +1,116 @@
+"""Balance: which replica of one (pool, model, version) gets the next call, and what the ends of calls teach about it.
+
+Two judges sit together here. The picker (`score.py`) compares: who is least busy, weighed by how long calls take there.
+The ejection (`ejection.py`) forbids: who fails, or is many times too slow, gets none, within a cap. A replica whose
+breaker waits for a call to prove itself with is served first; the score, which its failures have spoilt, would keep
+that call from it.
+
+Both learn by `TEACHINGS` alone, each its own column. While all replicas are well neither the closures nor the
+questions to the breakers are made: then a pick is one look at each candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.core.outcome import TEACHINGS, Latency, Outcome
+from gateway.core.permit import Permit
+from gateway.core.snapshot import Candidate
+from gateway.decide.breaker import Probe
+from gateway.decide.chance import Chance
+from gateway.decide.ejection import Ejection, EjectionSettings
+from gateway.decide.score import ScoredPicker, ScoreSettings
+
+_OK, _UNSENT = Outcome.OK, Outcome.GATEWAY_FAULT
+_RECORD, _SUCCESS = Latency.RECORD, TEACHINGS[Outcome.OK].breaker
+
+
+@dataclass(frozen=True, slots=True)
+class BalanceSettings:
+    score: ScoreSettings = field(default_factory=ScoreSettings)
+    ejection: EjectionSettings = field(default_factory=EjectionSettings)
+
+
+class Balance:
+    """The two judges over the candidates of the last `update`."""
+
+    __slots__ = ("_candidates", "_slots", "ejection", "picker")
+
+    def __init__(self, chance: Chance, settings: BalanceSettings | None = None) -> None:
+        settings = settings or BalanceSettings()
+        self.picker = ScoredPicker(chance, settings.score)
+        self.ejection = Ejection(settings.ejection, chance)
+        self._candidates: tuple[Candidate, ...] = ()
+        self._slots: Mapping[str, int] = {}
+
+    def update(self, candidates: Sequence[Candidate], down: Iterable[str], now_s: float) -> None:
+        """The fleet changed: these may be sent calls; `down` are those that were there and have been found gone."""
+        self._candidates = tuple(candidates)
+        self._slots = {candidate.replica: candidate.slots for candidate in candidates}
+        self.ejection.update(self._slots, down, now_s)
+
+    def pick(
+        self,
+        in_flight: Mapping[str, int],
+        now_s: float,
+        *,
+        waiting: int = 0,
+        exclude: Collection[str] = (),
+        hold: bool = True,
+    ) -> str | None:
+        """The replica that the next call is sent to now; None if there is none with a free slot, or waiting for one is
+        better. The other parameters are those of `ScoredPicker.pick`. O(candidates).
+        """
+        ejection = self.ejection
+        if ejection.calm:
+            return self.picker.pick(self._candidates, in_flight, now_s, waiting, exclude, None, None, hold)
+        asked = ejection.wants_probe(now_s)
+        # A call that has failed once is not the one to prove a replica with.
+        if asked is not None and not exclude and in_flight.get(asked, 0) < self._slots.get(asked, 0):
+            return asked
+        return self.picker.pick(
+            self._candidates,
+            in_flight,
+            now_s=now_s,
+            waiting=waiting,
+            exclude=exclude,
+            hold=hold,
+            admissible=lambda replica: ejection.admissible(replica, now_s),
+            weight=lambda replica: ejection.weight(replica, now_s),
+        )
+
+    def begin(self, replica: str, now_s: float) -> Probe | None:
+        """A call is sent there: what its permit has to carry."""
+        ejection = self.ejection
+        return None if ejection.calm else ejection.begin(replica, now_s, usual_s=self.picker.reference_s)
+
+    def answered(self, permit: Permit, now_s: float) -> None:
+        """The first response of a stream that is to prove its replica."""
+        special, attempt = permit.special, permit.attempt
+        if special is not None and special.probe is not None and attempt is not None:
+            probe = special.probe
+            assert isinstance(probe, Probe)
+            permit.special = special._replace(probe=None)
+            self.ejection.note(permit.replica, _SUCCESS, attempt.answered_s - attempt.started_s, now_s, probe)
+
+    def ended(self, permit: Permit, now_s: float) -> None:
+        """The permit comes back: learn from what its attempt came to. Every permit, also one that was never used."""
+        replica, attempt = permit.replica, permit.attempt
+        probe = None if permit.special is None else permit.special.probe
+        assert probe is None or isinstance(probe, Probe)
+        if attempt is None or attempt.outcome is None:
+            outcome, duration_s = _UNSENT, 0.0
+        else:
+            outcome, duration_s = attempt.outcome, (attempt.answered_s or attempt.ended_s) - attempt.started_s
+        if outcome is _OK:
+            self.picker.observe(replica, _RECORD, duration_s, now_s, permit.in_flight)
+            self.ejection.note(replica, _SUCCESS, duration_s, now_s, probe)
+            return
+        teaching = TEACHINGS[outcome]
+        self.picker.observe(replica, teaching.picker, duration_s, now_s, permit.in_flight)
+        self.ejection.note(replica, teaching.breaker, duration_s, now_s, probe)
+
+    def statistics(self, now_s: float) -> Mapping[str, Any]:
+        return {"picker": self.picker.statistics(now_s), "ejection": self.ejection.statistics(now_s)}

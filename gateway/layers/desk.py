@@ -1,0 +1,97 @@
+"""The desk: one `Admission` with its clock and its waiters, where permits come from and go back to.
+
+The decider wakes nobody; who holds it must, each time. This is the one place where that is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.core.permit import Kind, Permit
+from gateway.decide.admission import Admission, Ticket
+from gateway.runtime.wheel import NOWHERE, TimerWheel, Waiting
+
+LOOK_S = 0.1
+"""While calls wait it is looked so often whether time alone has opened a slot to them: as often as the picker reads its
+figures anew.
+"""
+
+
+class AdmissionDesk(Waiting):
+    """Implements `core.permit.Desk`. It waits on the wheel while calls wait here."""
+
+    __slots__ = ("_now_s", "_wheel", "admission")
+
+    def __init__(self, admission: Admission, now_s: Callable[[], float], wheel: TimerWheel) -> None:
+        self.bucket = NOWHERE
+        self.admission = admission
+        self._now_s = now_s
+        self._wheel = wheel
+
+    def give_back(self, permit: Permit) -> None:
+        admission = self.admission
+        admission.give_back(permit, self._now_s())
+        if admission.decided:
+            self.wake()
+
+    def wake(self) -> None:
+        """Tell those who wait and whose fate was decided."""
+        admission = self.admission
+        decided, admission.decided = admission.decided, []
+        for ticket in decided:
+            waiter = ticket.waiter
+            assert isinstance(waiter, asyncio.Future)
+            if not waiter.done():
+                waiter.set_result(None)
+            # A waiter that is done was cancelled in this very turn; its own `wait` gives the slot back.
+
+    async def wait(self, ticket: Ticket) -> None:
+        """Until the fate of a ticket that waits is decided. Cancelled, it holds nothing."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ticket.waiter = future
+        if not self.waits:
+            self._wheel.place(self, self._now_s() + LOOK_S)
+        try:
+            await future
+        except BaseException:
+            # A grant may have come in the same turn of the loop as the cancellation: then the slot is this call's to
+            # give back.
+            if not self.admission.withdraw(ticket) and ticket.permit is not None:
+                self.give_back(ticket.permit)
+            raise
+        finally:
+            if not self.admission.waiting:
+                self.cancel()
+
+    def fire(self) -> None:
+        now_s = self._now_s()
+        self.admission.look(now_s)
+        self.wake()
+        if self.admission.waiting:
+            self._wheel.place(self, now_s + LOOK_S)
+
+    def answered(self, permit: Permit) -> None:
+        self.admission.answered(permit, self._now_s())
+
+    def another(self, kind: Kind, tried: tuple[str, ...]) -> Permit | None:
+        permit = self.admission.another(kind, tried, self._now_s())
+        if permit is not None:
+            permit.desk = self
+        return permit
+
+    def hedge_delay_s(self, remaining_s: float, now_s: float) -> float | None:
+        admission = self.admission
+        return admission.hedging.delay_s(remaining_s, now_s, admission.chance)
+
+    def hedge_again_s(self, elapsed_s: float, remaining_s: float) -> float | None:
+        return self.admission.hedging.again_s(elapsed_s, remaining_s)
+
+    def may_hedge(self, tried: tuple[str, ...], *, cancels_capped: bool) -> str:
+        return self.admission.may_hedge(tried, cancels_capped=cancels_capped)
+
+    def median_s(self) -> float:
+        return self.admission.pacer.median_s
+
+    def slots_of(self, replica: str) -> int:
+        return self.admission.slots_of(replica)

@@ -1,0 +1,14 @@
+"""The deciders' numbers in a simulation: so small that a few dozen calls set in motion what a fleet sees in a day."""
+
+from __future__ import annotations
+
+from gateway.decide.attempt_budget import AttemptBudgetSettings
+from gateway.decide.hedge import HedgeSettings
+from gateway.decide.pacer import PacerSettings
+from gateway.decide.tuning import Tuning
+
+EAGER = Tuning(
+    budget=AttemptBudgetSettings(hedge_deposit=0.5, retry_deposit=0.5),
+    hedge=HedgeSettings(trigger_quantile=0.6, early_quantile=0.5, samples_min=4, load_max=1.0),
+    pacer=PacerSettings(samples_min=8),
+)
