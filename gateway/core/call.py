@@ -7,9 +7,9 @@ made from the trail afterwards, so no layer logs or measures on the request path
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.core.credentials import NO_CREDENTIALS, Credentials
 from gateway.core.errors import GatewayError, Reason
@@ -71,6 +71,24 @@ class Attempt:
         """The peer's words where it failed, for the operator; callers see `core.faults.public_text` of it."""
 
 
+class Note(NamedTuple):
+    """What a decider saw and decided about a call."""
+
+    decider: str
+    """`admission`, `hedge`, `quota`, …: the closed list is `NOTED_BY`."""
+    word: str
+    """What was decided, of the decider's own closed list."""
+    saw: Mapping[str, float | str]
+    """What it was decided by: numbers and words by name, units in the names; no address and no other tenant's data."""
+
+
+NOTED_BY = ("quota", "work", "admission", "lane", "memory", "limit", "affinity", "breaker", "hedge", "retry", "stage")
+"""In the order in which a call meets them."""
+
+NOTES_MAX = 32
+"""Notes kept of a call; what comes after is not noted."""
+
+
 class Trail:
     """What happened to a call, written as it happens. A time stamp of 0.0 means: not reached. Times are monotonic
     seconds.
@@ -84,6 +102,7 @@ class Trail:
         "hedge",
         "in_flight_at_admit",
         "limit_at_admit",
+        "notes",
         "policy_revision",
         "pool",
         "queued_ahead",
@@ -123,9 +142,22 @@ class Trail:
         self.attempts: list[Attempt] = []
         self.hedge = ""
         """Why a slow call got no hedge when it last asked for one; "" if it never did, or got it."""
+        self.notes: list[Note] | None = None
+        """None for nearly all calls. See `note`."""
         self.reason: Reason | None = None
         self.responses = 0
         """Responses that a streaming call was given, errors among them included; 1 or 0 for a unary one."""
+
+    def note(self, decider: str, word: str, saw: Mapping[str, float | str]) -> None:
+        """Keep what a decider decided, for the record and for who asks with `x-sluice-explain`.
+
+        Not for what is decided of every call (that has fields of its own): for what a call met on an unusual path, and
+        for the usual path of a call that is to be explained.
+        """
+        if self.notes is None:
+            self.notes = []
+        if len(self.notes) < NOTES_MAX:
+            self.notes.append(Note(decider, word, saw))
 
 
 Receive = Callable[[], Awaitable[None]]
@@ -173,6 +205,7 @@ class Call:
         "trail",
         "version",
         "wants_end",
+        "work",
     )
 
     def __init__(
@@ -245,6 +278,8 @@ class Call:
         """
         self.criticality = 1
         """Its class, 0 the highest of four."""
+        self.work = 1.0
+        """Units of work, by the policy's measure: what it costs beside a usual call of its model."""
         self.permit: Permit | None = None
         """The slot that admission granted; set while the call holds it."""
         self.reservation: object | None = None

@@ -10,12 +10,14 @@ import hashlib
 import json
 from typing import Any
 
-from gateway.core.call import Attempt, Call
+from gateway.core.call import Attempt, Call, Note
 from gateway.core.errors import GatewayError
 from gateway.core.faults import public_text
 
 ATTEMPTS_MAX = 8
 """Attempts told of in one explanation: a header must stay small. How many there were stands beside them."""
+DECISIONS_MAX = 12
+"""Notes of deciders, for the same reason; the record has them all."""
 TEXT_CHARS_MAX = 200
 
 
@@ -59,6 +61,9 @@ class Explainer:
             "now_ms": self._ms(call, now_s),
             "attempts_count": len(trail.attempts),
             "attempts": [self._attempt(call, attempt) for attempt in trail.attempts[-ATTEMPTS_MAX:]],
+            "decisions": None
+            if trail.notes is None
+            else [self._decision(call, note) for note in trail.notes[:DECISIONS_MAX]],
         }
         return json.dumps({name: value for name, value in story.items() if value not in (None, "")}, ensure_ascii=True)
 
@@ -74,6 +79,12 @@ class Explainer:
         if attempt.text:
             told["text"] = (attempt.text if full else public_text(attempt.text))[:TEXT_CHARS_MAX]
         return told
+
+    def _decision(self, call: Call, note: Note) -> dict[str, Any]:
+        saw = note.saw
+        if not call.identity.may_explain and "replica" in saw:
+            saw = {**saw, "replica": self.replica_name(str(saw["replica"]))}
+        return {"by": note.decider, "decided": note.word, **saw}
 
     @staticmethod
     def _ms(call: Call, at_s: float) -> float | None:

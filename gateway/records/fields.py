@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.core.call import NOTED_BY
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -141,6 +143,15 @@ RECORD: tuple[Field, ...] = (
     _o("output.tensors[].values_cut", "boolean", ""),
     _o("output.tensors_cut", "integer", ""),
     _o("output.omitted", "string", ""),
+    _o(
+        "decisions",
+        "array",
+        "What the deciders that had something to say about the call saw and decided, in their order, at most 32. "
+        "Absent for a call that met nothing unusual.",
+    ),
+    _o("decisions[].by", "string", f"Which decider: {', '.join(f'`{name}`' for name in NOTED_BY)}."),
+    _o("decisions[].decided", "string", 'Its word for what it decided (docs/operations.md, "What deciders say").'),
+    _o("decisions[].saw", "object", "The numbers and words that it decided by; units stand in the names."),
 )
 
 DROPPED: tuple[Field, ...] = (

@@ -97,6 +97,7 @@ class QuickRenderer(Renderer):
             0.0 < arrived_s <= received_s <= routed_s <= admitted_s <= answered_s <= ended_s < _PLAIN_S
             and record.plain
             and len(attempts) == 1
+            and trail.notes is None
         ):
             return self._carefully(record, taken, given)
         attempt = attempts[0]

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 from blake3 import blake3
 
-from gateway.core.call import Attempt, SequenceStep, Trail
+from gateway.core.call import Attempt, Note, SequenceStep, Trail
 from gateway.core.codes import Code
 from gateway.observe.stages import STAGES, stage_seconds
 from gateway.records.layout import Layout, Layouts
@@ -82,6 +82,8 @@ class _Line(msgspec.Struct, gc=False):
     sequence: object
     input: object = None
     output: object = None
+    decisions: object = msgspec.UNSET
+    """Absent where there is none."""
 
 
 class _AllStages(msgspec.Struct, gc=False):
@@ -160,6 +162,7 @@ class Renderer:
             record.stream_position,
             trail.responses,
             None if sequence is None else sequence_shown(sequence),
+            decisions=msgspec.UNSET if trail.notes is None else [_decision(note) for note in trail.notes],
         )
 
     def _who_and_where(self, record: PredictionRecord, trail: Trail) -> str:
@@ -270,6 +273,10 @@ class Renderer:
         return text
 
 
+def _decision(note: Note) -> dict[str, Any]:
+    return {"by": note.decider, "decided": note.word, "saw": note.saw}
+
+
 def like_before(message: bytes | None, layout: Layout | None, size: int, omitted: str) -> object:
     """One side whose layout is known, or of which nothing is to be shown."""
     if message is not None and layout is not None:
@@ -354,6 +361,6 @@ def _escaped(value: Any) -> Any:
         return {key: _escaped(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_escaped(each) for each in value]
-    if isinstance(value, msgspec.Raw):
+    if isinstance(value, msgspec.Raw | msgspec.UnsetType):
         return value
     return msgspec.Raw(json.dumps(value, allow_nan=False).encode())

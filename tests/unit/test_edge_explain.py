@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.core.call import Attempt, Call, Identity
+from gateway.core.call import NOTES_MAX, Attempt, Call, Identity
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
-from gateway.edge.explain import ATTEMPTS_MAX, Explainer
+from gateway.edge.explain import ATTEMPTS_MAX, DECISIONS_MAX, Explainer
 from tests.support.calls import make_call
 
 
@@ -75,3 +75,25 @@ def test_many_attempts_stay_a_small_header() -> None:
     story = json.loads(text)
     assert story["attempts_count"] == 500
     assert len(story["attempts"]) == ATTEMPTS_MAX
+
+
+def test_what_deciders_saw_is_told_with_replicas_under_stand_in_names() -> None:
+    call = tried()
+    call.trail.note("hedge", "no_token", {"replica": "gpu/10.0.0.7:8001", "waiting": 3})
+    story = told(call)
+    assert story["decisions"] == [
+        {"by": "hedge", "decided": "no_token", "replica": story["attempts"][0]["replica"], "waiting": 3}
+    ]
+    call.identity = Identity("ops", may_explain=True)
+    assert told(call)["decisions"][0]["replica"] == "gpu/10.0.0.7:8001"
+
+
+def test_many_decisions_stay_a_small_header_and_a_bounded_trail() -> None:
+    call = tried()
+    for number in range(NOTES_MAX + 100):
+        call.trail.note("retry", "no_time", {"remaining_ms": 12.5, "waited_ms": float(number)})
+    assert call.trail.notes is not None
+    assert len(call.trail.notes) == NOTES_MAX
+    text = Explainer(5).explain(call, 1001.0)
+    assert len(text) < 4096
+    assert len(json.loads(text)["decisions"]) == DECISIONS_MAX

@@ -218,6 +218,7 @@ def odd_calls() -> list[tuple[str, Call, Outcome, GatewayError | None, bytes | N
     many = served_call()
     many.trail.attempts += [Attempt(f"default/10.0.0.{number}:8001", 100.005, "retry") for number in range(40)]
     hostile = served_call()
+    hostile.trail.note("retry", "refused", {"remaining_ms": 0.5})
     hostile.request_id, hostile.body_id = 'a"\\\udcff', "\u2028" * 600
     patient = served_call()
     patient.timeout_s, patient.deadline_s = None, math.inf
@@ -237,6 +238,8 @@ def odd_calls() -> list[tuple[str, Call, Outcome, GatewayError | None, bytes | N
     hasty.timeout_s, hasty.deadline_s = 0.0, 99.0
     backwards = served_call()
     backwards.trail.routed_s = 99.0
+    decided = served_call()
+    decided.trail.note("hedge", "no_token", {"waiting": 3, "mean_in_flight": 1.5})
     error = GatewayError(Reason.QUEUE_FULL, "full")
     return [
         ("plain", served_call(), Outcome.OK, None, ANSWER),
@@ -256,6 +259,7 @@ def odd_calls() -> list[tuple[str, Call, Outcome, GatewayError | None, bytes | N
         ("a deadline before its call", hasty, Outcome.OK, None, ANSWER),
         ("answered, then broken", served_call(), Outcome.BROKEN, GatewayError(Reason.UPSTREAM_BROKEN, "gone"), ANSWER),
         ("a clock that went back", backwards, Outcome.OK, None, ANSWER),
+        ("with a decider's note", decided, Outcome.OK, None, ANSWER),
     ]
 
 

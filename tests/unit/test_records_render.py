@@ -84,6 +84,13 @@ def test_a_record_says_which_version_answered_where_and_how_long_each_stage_took
     ]
 
 
+def test_what_deciders_saw_and_decided_stands_in_the_record() -> None:
+    call = served_call()
+    call.trail.note("hedge", "no_token", {"waiting": 3, "mean_in_flight": 1.5})
+    line = rendered(PredictionRecord(call, Outcome.OK, None, ANSWER, 100.011))
+    assert line["decisions"] == [{"by": "hedge", "decided": "no_token", "saw": {"waiting": 3, "mean_in_flight": 1.5}}]
+
+
 def test_a_refused_call_has_a_record_with_its_reason_and_without_a_rung() -> None:
     call = served_call(message=None)
     call.trail.received_s = 0.0
