@@ -358,9 +358,9 @@ def _escaped(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         value = msgspec.structs.asdict(value)
     if isinstance(value, dict):
-        return {key: _escaped(each) for key, each in value.items()}
+        return {key: _escaped(each) for key, each in value.items() if each is not msgspec.UNSET}
     if isinstance(value, list | tuple):
         return [_escaped(each) for each in value]
-    if isinstance(value, msgspec.Raw | msgspec.UnsetType):
+    if isinstance(value, msgspec.Raw):
         return value
     return msgspec.Raw(json.dumps(value, allow_nan=False).encode())
