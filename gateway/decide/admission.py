@@ -121,10 +121,13 @@ class Admission:
     """Slots and queue of one (pool, model, version).
 
     `queue_max` is the number of tickets that may wait; None means four for each slot there is, at least `QUEUE_MIN`.
+    Nobody is refused for a wait that leaves `objective_s` within reach.
     A replica that leaves takes its slots with it; calls it still runs are counted until they end.
     """
 
-    def __init__(self, chance: Chance, queue_max: int | None = None, tuning: Tuning = DEFAULTS) -> None:
+    def __init__(
+        self, chance: Chance, queue_max: int | None = None, tuning: Tuning = DEFAULTS, objective_s: float = 0.0
+    ) -> None:
         self.chance = chance
         self.balance = Balance(chance, tuning.balance)
         self._picker, self._ejection = self.balance.picker, self.balance.ejection
@@ -134,7 +137,7 @@ class Admission:
         self.hedging = HedgeDelay(tuning.hedge, self.pacer.window)
         self.cohorts = Cohorts()
         self._queue_max = queue_max
-        self._room: WaitingRoom[Ticket] = WaitingRoom(self.queue_max_of(0))
+        self._room: WaitingRoom[Ticket] = WaitingRoom(self.queue_max_of(0), objective_s=objective_s)
         self.candidates: tuple[Candidate, ...] = ()
         """Of the last update. For reading."""
         self.ready = 0

@@ -50,12 +50,14 @@ class AdmitLayer:
         wheel: TimerWheel,
         chance: Chance,
         tuning: Tuning | None = None,
+        objective_s: float = 0.0,
     ) -> None:
         self._inner = inner
         self._model = model
         self._pool = pool
         self._fleet = fleet
         self._queue_max = queue_max
+        self._objective_s = objective_s
         self._now_s = clock.now_s
         self._wheel = wheel
         self._chance = chance
@@ -127,7 +129,7 @@ class AdmitLayer:
         candidates = self._fleet.snapshot.candidates(self._pool, self._model, version)
         if not candidates:
             return None
-        admission = Admission(self._chance, self._queue_max, self._tuning)
+        admission = Admission(self._chance, self._queue_max, self._tuning, self._objective_s)
         admission.update(candidates, self._now_s())
         desk = self._desks[version] = AdmissionDesk(admission, self._now_s, self._wheel)
         return desk
