@@ -53,7 +53,7 @@ async def drive(
     spec = scenario.spec
     senders = [sender_of(each, target) for each in spec.traffic]
     traffic = [
-        Traffic(each.name, sender, _calls(each, run + index), streams=each.model == "streamer")
+        Traffic(each.name, sender, _calls(each, run + index), streams=each.model == "streamer", fan_out=each.fan_out)
         for index, (each, sender) in enumerate(zip(spec.traffic, senders, strict=True))
     ]
     processes = [(each.name, process) for each, process in zip(spec.traffic, scenario.arrivals, strict=True)]
@@ -187,6 +187,7 @@ class _Watch:
         self._first: _Look | None = None
         self._last: _Look | None = None
         self._rss_bytes: int | None = None
+        self._gateway: list[tuple[float, float]] = []
         self._servers_s: dict[int, float] = {}
         """Of each process of the servers at the last look; one that has ended meanwhile keeps its own."""
 
@@ -207,6 +208,8 @@ class _Watch:
         except OSError as error:
             raise LoadError(f"a process of {self._target.name} has ended in the run: {error}") from error
         self._first = self._first or self._last
+        if self._last.gateway_s is not None:
+            self._gateway.append((elapsed_s, self._last.gateway_s))
 
     def _servers(self) -> float | None:
         if self._target.server_pids is None:
@@ -227,4 +230,4 @@ class _Watch:
         if last.servers_s is not None and first.servers_s is not None and last.at_s > first.at_s:
             ours_s = generator_s + (gateway_s or 0.0) + last.servers_s - first.servers_s
             others = max(0.0, (last.machine_s - first.machine_s - ours_s) / (last.at_s - first.at_s))
-        return Machine(generator_s, gateway_s, self._rss_bytes, others)
+        return Machine(generator_s, gateway_s, self._rss_bytes, others, self._gateway)

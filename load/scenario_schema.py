@@ -113,6 +113,16 @@ class TrafficSpec(Strict, frozen=True, kw_only=True):
             "overlooks it. Default: not sent."
         ),
     ] = None
+    fan_out: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1000,
+            description="Calls that are sent at once at each arrival: a task, which is done with the last of them, "
+            "and fails with one of them. Rates, latencies and counts are of tasks then, `leaf_p99_ms` is of its calls; "
+            "what gateway and replicas tell is of calls.",
+        ),
+    ] = 1
     work: Annotated[float, Meta(gt=0, le=100_000, description="`accel` only: work per call, in the model's units.")] = (
         1.0
     )
