@@ -36,7 +36,8 @@ What Envoy 1.40 is given with `--scenario`, and why:
   with equal weights `choice_count` and `active_request_bias` then mean nothing), with the panic threshold of 50 % that
   is its default.
 - *Health checks* of `/v2/health/ready`, every 250 ms with a time-out of 250 ms; two misses take a replica out, one
-  answer brings it back. That is when Sluice calls a replica down.
+  answer brings it back. That is when Sluice calls a replica down. (`no_traffic_interval` as well: by default a cluster
+  that had no traffic when it was checked last is checked a minute later.)
 - *Outlier detection*, swept every second: 20 consecutive failures (5xx, gateway errors, and errors of Envoy's own as
   resets and time-outs of a try, each counted apart), a success rate 1.9 standard deviations below the others', or 85 %
   failures in a second eject a replica for five seconds, longer each time, at most half of them. 20 and not the default
@@ -94,7 +95,7 @@ def tuning_of(scenario: LoadedScenario, overload: Overload = "breakers") -> Tuni
     slots = per_replica * spec.target.replicas
     batches = max(1, slots // 2)
     deadline_ms = max(each.deadline_ms for each in spec.traffic)
-    ranks = [CLASSES.index(str(each.priority or CLASS_UNNAMED)) for each in spec.traffic]
+    ranks = [_rank(each.priority) for each in spec.traffic]
     top = CLASSES[min(ranks)] if len(set(ranks)) > 1 else None
     if spec.capacity is None or hedges(scenario):
         whole = slots * (1 + QUEUES_PER_SLOT)
@@ -108,6 +109,11 @@ def tuning_of(scenario: LoadedScenario, overload: Overload = "breakers") -> Tuni
         )
         rest = max(1, round(slots * (1 - min(0.9, of_top / spec.capacity.rps))))
     return Tuning(deadline_ms, rest, slots, top, overload=overload, batches=batches)
+
+
+def _rank(priority: str | None) -> int:
+    """0 is the highest. What is no class counts as if none were named."""
+    return CLASSES.index(priority if priority in CLASSES else CLASS_UNNAMED)
 
 
 def _slots(scenario: LoadedScenario, model: str) -> int:
@@ -245,6 +251,7 @@ def _cluster(name: str, addresses: Sequence[str], replicas: Sequence[ServerSpec]
             {
                 "timeout": "0.25s",
                 "interval": "0.25s",
+                "no_traffic_interval": "0.25s",
                 "unhealthy_threshold": 2,
                 "healthy_threshold": 1,
                 "http_health_check": {"path": "/v2/health/ready", "codec_client_type": "HTTP1"},

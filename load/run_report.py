@@ -33,9 +33,12 @@ def result_json(
 
 
 def distributions(found: OpenLoopResult) -> dict[str, Any]:
-    """The latencies of right answers of each kind of traffic, and of all if there are several."""
+    """The latencies of right answers of each kind of traffic, those of the single calls of tasks, and of all traffic if
+    there are several kinds.
+    """
     latencies = {tally.name: tally.latency for tally in found.traffic}
-    if len(latencies) > 1:
+    latencies |= {f"single calls of {tally.name}": tally.leaf for tally in found.traffic if tally.leaf.count}
+    if len(found.traffic) > 1:
         latencies["all"] = total(found.traffic).latency
     return {name: latency.to_json() for name, latency in latencies.items()}
 

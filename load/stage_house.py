@@ -153,7 +153,7 @@ class StageHouse:
         self.models = model_names(models)
         self.clock = SystemClock()
         self.connector = InstantConnector(self.models)
-        _write_policies(directory, self.models, replicas, slots, policy, fleet)
+        write_house_policies(directory, self.models, replicas, slots, policy, fleet)
         self.policies = policies = load_policies(str(directory))
         records = policies.fleet.records
         self.store = FileStore(
@@ -239,7 +239,7 @@ async def stage_house(
         await house.close()
 
 
-def _write_policies(
+def write_house_policies(
     directory: Path,
     models: Sequence[str],
     replicas: int,
@@ -247,6 +247,7 @@ def _write_policies(
     override: Mapping[str, Any] | None,
     more: Mapping[str, Any] | None,
 ) -> None:
+    """`override` is what the models' policies say differently, `more` has more keys for fleet.yaml."""
     static = [{"grpc": f"127.0.0.1:{1 + number}", "http": f"127.0.0.1:{1001 + number}"} for number in range(replicas)]
     fleet = {"pools": {POOL: {"replicas": {"static": static}}}, "records": {"dir": "records"}, **(more or {})}
     (directory / "models").mkdir(parents=True)
