@@ -87,9 +87,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         help="Envoy's worker threads (default: one per CPU, as Envoy's own)")  # fmt: skip
     parser.add_argument("--seed", type=int, metavar="N", help="with --scenario: instead of its seed")
     parser.add_argument("--per-try-timeout-ms", type=positive_int, metavar="MS",
-                        help="with --scenario: when Envoy hedges (default: the healthy p97, measured)")  # fmt: skip
-    parser.add_argument("--envoy-overload", choices=OVERLOAD, default=OVERLOAD[0],
-                        help="with --scenario: what refuses calls in Envoy, see below (default: breakers)")  # fmt: skip
+                        help="with --scenario: when Envoy hedges (default: the best, see below)")  # fmt: skip
+    parser.add_argument("--envoy-overload", choices=OVERLOAD,
+                        help="with --scenario: what refuses calls in Envoy, see below (default: the best)")  # fmt: skip
+    parser.add_argument("--no-trials", action="store_true",
+                        help="with --scenario: take the first Envoy, not the best of a few")  # fmt: skip
     parser.add_argument("--pictures", metavar="FOLDER", help="with --scenario: write pictures (SVG) into this folder")
     parser.add_argument("--keep", action="store_true", help="keep the folder of policies, records and logs")
     parser.add_argument("--json", metavar="OUT", help="write the figures as JSON to this file; - is stdout")
@@ -128,7 +130,7 @@ def _complete(arguments: argparse.Namespace) -> None:
     """Set what was not given. Raises UsageError for what goes with --scenario alone."""
     if arguments.protocol is None:
         raise UsageError("--protocol http or --protocol grpc is needed, or a --scenario")
-    for name in ("seed", "per_try_timeout_ms", "pictures"):
+    for name in ("seed", "per_try_timeout_ms", "envoy_overload", "pictures"):
         if getattr(arguments, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} goes with --scenario alone")
     for name, value in DEFAULTS.items():

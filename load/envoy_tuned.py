@@ -5,7 +5,7 @@ replicas that help there, and none that harm there. docs/load.md says what is se
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from deploy.local import Ports, ServerSpec
@@ -13,8 +13,9 @@ from load.envoy import HTTP_OPTIONS, MANAGER, ROUTER, address
 from load.errors import UsageError
 from load.scenario import LoadedScenario
 
-OVERLOAD = ("breakers", "adaptive", "admission")
 Overload = Literal["breakers", "adaptive", "admission"]
+_OVERLOAD: tuple[Overload, ...] = ("breakers", "adaptive", "admission")
+OVERLOAD: tuple[str, ...] = _OVERLOAD
 """What refuses calls when there are too many: circuit breakers sized to slots; or besides the adaptive concurrency
 filter, or the admission control filter.
 """
@@ -45,23 +46,29 @@ What Envoy 1.40 is given with `--scenario`, and why:
   than it saves. A good health check must not bring an ejected replica back
   (`successful_active_health_check_uneject_host: false`): a slow one passes them all.
 - *Retries*, two at most, on connect failures, refused streams, resets and UNAVAILABLE (over HTTP 502 to 504), at once
-  (back-off 5 ms), never to a host that was tried (`previous_hosts`), within a *retry budget* of 20 % of what is in
-  flight, and at least three at a time: its defaults, for less would keep it from hedging where it must.
+  (back-off 5 ms), never to a host that was tried (`previous_hosts`), within a *retry budget*: 20 % of what is in flight
+  and at least three at a time, as is its default, or less, see below.
 - *Hedging* where the scenario's policy says `read_only` (`hedge_on_per_try_timeout`): a try that takes longer than the
   healthy p97 starts another and stays alive. That p97 is measured beforehand, through this Envoy without hedging, with
-  the scenario's traffic and no faults; `--per-try-timeout-ms` sets it instead. Where nothing is read-only no try has a
-  time-out of its own.
+  the scenario's traffic and no faults. Where nothing is read-only no try has a time-out of its own.
 - *Circuit breakers*: where nothing should be refused, slots and a queue as Sluice has by default
   (5 x {SLOTS["accel"]} calls a replica, as Envoy cannot let calls wait but at the replicas). Where more comes than can
   be served (a scenario with a `capacity` and without `read_only`), {SLOTS["accel"]} calls a replica and no more: at the
   capacity that is a latency of two batches, and a longer queue in Triton would only make all calls late. The highest
   class of the traffic goes by a route of priority HIGH, whose breaker has all slots; the other classes have the slots
   that the highest leaves over, by its share of the capacity.
-- `--envoy-overload adaptive` adds the adaptive concurrency filter (gradient controller, p90, 100 ms intervals, a
-  minimum from 50 calls at a concurrency of a batch a replica, every 30 s), `admission` the admission control filter
-  (success rate under 95 % in 10 s). Neither knows classes, and both come before the route, so they refuse calls of the
-  top class as well: the default is breakers alone.
+- *Against overload* besides: nothing, or the adaptive concurrency filter (gradient controller, p90, 100 ms intervals, a
+  minimum from 50 calls at a concurrency of a batch a replica, every 30 s), or the admission control filter (success
+  rate under 95 % in 10 s). Neither filter knows classes, and both come before the route.
 - *Deadlines* as callers send them: `grpc-timeout`, and the route's time-out for the longest.
+- *What is best is tried*, for no setting is best everywhere: hedging at p97 sends more to a pool that is short already,
+  and may eject replicas for being late; without hedging stragglers stay. So before the rounds the
+  scenario runs for 20 s through each of a few Envoys, and the best one is compared: where calls may be sent twice,
+  hedging after the healthy p97 with a budget of 20 %, the same with 5 % (and at least one at a time), hedging after
+  three times that p97 with 20 %, and no hedging, of which the one with the fewest failed calls wins, to a thousandth,
+  then that with the lowest p99; where calls have to be refused, breakers alone and either filter, of which the one that
+  fails the fewest calls of the highest class wins, to a hundredth, then that with the most good answers. The JSON has
+  them all under `setting`. `--no-trials`, `--per-try-timeout-ms` and `--envoy-overload` take the choice away.
 """
 
 
@@ -79,6 +86,9 @@ class Tuning:
     overload: Overload = "breakers"
     batches: int = 1
     """Calls of one batch on every replica."""
+    retry_percent: float = 20.0
+    retries_min: int = 3
+    """The retry budget: so many of a hundred calls in flight, and so many at any time."""
 
 
 def hedges(scenario: LoadedScenario) -> bool:
@@ -97,7 +107,7 @@ def tuning_of(scenario: LoadedScenario, overload: Overload = "breakers") -> Tuni
     deadline_ms = max(each.deadline_ms for each in spec.traffic)
     ranks = [_rank(each.priority) for each in spec.traffic]
     top = CLASSES[min(ranks)] if len(set(ranks)) > 1 else None
-    if spec.capacity is None or hedges(scenario):
+    if not sheds(scenario) or spec.capacity is None:
         whole = slots * (1 + QUEUES_PER_SLOT)
         return Tuning(deadline_ms, whole, whole, top, overload=overload, batches=batches)
     rest = slots
@@ -109,6 +119,41 @@ def tuning_of(scenario: LoadedScenario, overload: Overload = "breakers") -> Tuni
         )
         rest = max(1, round(slots * (1 - min(0.9, of_top / spec.capacity.rps))))
     return Tuning(deadline_ms, rest, slots, top, overload=overload, batches=batches)
+
+
+def sheds(scenario: LoadedScenario) -> bool:
+    """Whether more comes than can be served, so that calls have to be refused."""
+    return scenario.spec.capacity is not None and not hedges(scenario)
+
+
+def candidates(scenario: LoadedScenario, tuning: Tuning, healthy_ms: int | None) -> list[tuple[str, Tuning]]:
+    """What is tried, in words, before one is taken: the ways in which Envoy can be set up for such a scenario."""
+    if healthy_ms is not None:
+        return [
+            (
+                "hedging after the healthy p97, budget of 20 %",
+                replace(tuning, per_try_timeout_ms=healthy_ms),
+            ),
+            (
+                "hedging after the healthy p97, budget of 5 %",
+                replace(tuning, per_try_timeout_ms=healthy_ms, retry_percent=5.0, retries_min=1),
+            ),
+            (
+                "hedging after three times the healthy p97, budget of 20 %",
+                replace(tuning, per_try_timeout_ms=3 * healthy_ms),
+            ),
+            ("no hedging", tuning),
+        ]
+    if sheds(scenario):
+        words = ("breakers alone", "breakers and adaptive concurrency", "breakers and admission control")
+        return [(each, replace(tuning, overload=overload)) for each, overload in zip(words, _OVERLOAD, strict=True)]
+    return [("as it is", tuning)]
+
+
+def top_traffic(scenario: LoadedScenario) -> list[str]:
+    """The names of the traffic of the highest class; none without classes."""
+    ranks = {each.name: _rank(each.priority) for each in scenario.spec.traffic}
+    return [name for name, rank in ranks.items() if rank == min(ranks.values())] if len(set(ranks.values())) > 1 else []
 
 
 def _rank(priority: str | None) -> int:
@@ -279,20 +324,23 @@ def _cluster(name: str, addresses: Sequence[str], replicas: Sequence[ServerSpec]
         },
         "circuit_breakers": {
             "thresholds": [
-                _threshold("DEFAULT", tuning.calls_max),
-                _threshold("HIGH", tuning.top_calls_max),
+                _threshold("DEFAULT", tuning.calls_max, tuning),
+                _threshold("HIGH", tuning.top_calls_max, tuning),
             ]
         },
     }
 
 
-def _threshold(priority: str, calls_max: int) -> dict[str, Any]:
+def _threshold(priority: str, calls_max: int, tuning: Tuning) -> dict[str, Any]:
     return {
         "priority": priority,
         "max_connections": 1024,
         "max_pending_requests": calls_max,
         "max_requests": calls_max,
-        "retry_budget": {"budget_percent": {"value": 20}, "min_retry_concurrency": 3},
+        "retry_budget": {
+            "budget_percent": {"value": tuning.retry_percent},
+            "min_retry_concurrency": tuning.retries_min,
+        },
     }
 
 

@@ -18,7 +18,9 @@ COUNTERS: Mapping[str, str] = {
     "upstream_rq_total": "sends",
     "upstream_rq_retry": "retries and hedges",
     "upstream_rq_retry_overflow": "not sent again for want of budget",
-    "upstream_rq_pending_overflow": "refused by the breaker",
+    "upstream_rq_active_overflow": "refused by the breaker",
+    "upstream_rq_pending_overflow": "refused by the breaker of waiting calls",
+    "upstream_cx_none_healthy": "refused for want of a healthy replica",
     "outlier_detection.ejections_enforced_total": "ejections",
     "health_check.failure": "health checks failed",
 }

@@ -19,10 +19,11 @@ from load import chaos, compare_scenario
 from load.__main__ import main
 from load.chaos import Done
 from load.compare_pictures import distribution, goodput, latency_over_time
+from load.compare_scenario import score
 from load.compare_scenario_figures import ScenarioRound, document, table, without_records
 from load.document_commands import SCENARIO_MEMBERS
 from load.environment import ensure_envoy
-from load.envoy_tuned import OVERLOAD, Overload, Tuning, configuration, hedges, tuning_of
+from load.envoy_tuned import OVERLOAD, Overload, Tuning, candidates, configuration, hedges, tuning_of
 from load.errors import UsageError
 from load.peer_stand import counters_of
 from load.scenario import LoadedScenario, find_scenario, load_scenario
@@ -185,6 +186,7 @@ def test_both_sides_get_the_same_arrivals_each_round_others_and_the_first_change
     assert main(words) == 0
     assert ran == [
         ("envoy", 1, 10.0, None),  # the capacity
+        *[("envoy", 1, 20.0, 250.0)] * 3,  # which Envoy is best
         ("sluice", 1, 42.0, 250.0),
         ("envoy", 1, 42.0, 250.0),
         ("envoy", 2, 42.0, 250.0),
@@ -200,8 +202,13 @@ def test_the_time_out_of_a_try_is_the_healthy_p97_unless_it_is_given(
     out = tmp_path / "out.json"
     words = ["compare", "--peer", "envoy", "--scenario", "kill", "--rounds", "1", "--json", str(out)]
     assert main(words) == 0
-    assert len(ran) == 3
-    assert json.loads(out.read_text())["envoy_per_try_timeout_ms"] == 10
+    assert len(ran) == 1 + 4 + 2
+    setting = json.loads(out.read_text())
+    assert setting["envoy_per_try_timeout_ms"] == 10, "all are alike here, so the first one is taken"
+    assert setting["envoy_chosen"] == setting["envoy_trials"][0]["tuning"]
+    ran.clear()
+    assert main([*words, "--no-trials"]) == 0
+    assert len(ran) == 1 + 2
     ran.clear()
     assert main([*words, "--per-try-timeout-ms", "44"]) == 0
     assert len(ran) == 2, "nothing has to be measured before"
@@ -222,6 +229,31 @@ def test_the_time_out_of_a_try_is_the_healthy_p97_unless_it_is_given(
 def test_wrong_usage_ends_with_2_and_says_why(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def figures(error_share: float, p99_ms: float | None, goodput_rps: float, top: float = 0.0) -> dict[str, Any]:
+    traffic = {"top": {"error_share": top}, "rest": {"error_share": 1.0}}
+    return {"error_share": error_share, "p99_ms": p99_ms, "goodput_rps": goodput_rps, "traffic": traffic}
+
+
+def test_the_best_envoy_fails_the_fewest_calls_and_then_has_the_lowest_tail_or_gets_most_done() -> None:
+    kill, overload = scenario("kill"), with_classes("overload", "critical_plus", "sheddable")
+    assert (
+        score(kill, figures(0.0, 90.0, 1)) < score(kill, figures(0.002, 20.0, 1)) < score(kill, figures(1.0, None, 0))
+    )
+    assert score(kill, figures(0.0001, 20.0, 1)) < score(kill, figures(0.0, 90.0, 1)), "that is chance"
+    assert score(overload, figures(0.7, 90.0, 200)) < score(overload, figures(0.6, 20.0, 250, top=0.02))
+    assert score(overload, figures(0.7, 90.0, 250)) < score(overload, figures(0.6, 20.0, 200))
+
+
+def test_where_calls_may_go_twice_hedging_is_tried_and_under_overload_filters_are() -> None:
+    tuning = tuning_of(scenario("kill"))
+    found = [each for _, each in candidates(scenario("kill"), tuning, 20)]
+    assert [each.per_try_timeout_ms for each in found] == [20, 20, 60, None]
+    assert [each.retry_percent for each in found] == [20.0, 5.0, 20.0, 20.0]
+    tuning = tuning_of(scenario("overload"))
+    assert [each.overload for _, each in candidates(scenario("overload"), tuning, None)] == list(OVERLOAD)
+    assert len(candidates(scenario("steady"), tuning_of(scenario("steady")), None)) == 1
 
 
 # --- what comes of it -------------------------------------------------------------------------------------------------
@@ -315,7 +347,7 @@ def test_a_killed_replica_beside_a_real_envoy(tmp_path: Path, capsys: pytest.Cap
         "duration_s: 5\n"
         "checks: [{figure: error_share, max: 0}]\n"
     )
-    words = ["compare", "--peer", "envoy", "--scenario", str(path), "--rounds", "1", "--json", "-"]
+    words = ["compare", "--peer", "envoy", "--scenario", str(path), "--rounds", "1", "--no-trials", "--json", "-"]
     assert main([*words, "--pictures", str(tmp_path / "pictures")]) == 0
     found = json.loads(capsys.readouterr().out)
     for side in found["sides"].values():
