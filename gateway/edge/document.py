@@ -154,9 +154,9 @@ _IN = (
     ),
     (
         header_names.PRIORITY,
-        f"The class of the call: {WORDS}, best first; anything else 400. Without it the model's policy says. It lowers, "
-        "or raises up to the highest class of the caller's tenant; a wish beyond that is cut to it and not refused, so "
-        "that a client needs no knowledge of its rights. Classes decide who waits and who is turned away when not all "
+        f"The class of the call: {WORDS}, best first; anything else 400. Without it the model's policy says. It "
+        "lowers, or raises up to the highest class of the caller's tenant; a wish beyond that is cut to it and not "
+        "refused, so that a client needs no knowledge of its rights. Classes decide who waits and who is turned away when not all "
         "can be served, never what is answered. On a stream it is of all its calls.",
     ),
     (
@@ -179,8 +179,8 @@ _OUT = (
     (header_names.EXPLAIN, "On request."),
     (
         "retry-after",
-        "On 429 and 503: whole seconds, at least 1: how long what waits for the model will take, by estimate, and up to "
-        "half as much again by chance, so that those who are turned away together do not come back together. gRPC: "
+        "On 429 and 503: whole seconds, at least 1: how long what waits for the model will take, by estimate, and up "
+        "to half as much again by chance, so that those who are turned away together do not come back together. gRPC: "
         "`grpc-retry-pushback-ms`, when shed.",
     ),
     (
