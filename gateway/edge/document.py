@@ -156,8 +156,8 @@ _IN = (
         header_names.PRIORITY,
         f"The class of the call: {WORDS}, best first; anything else 400. Without it the model's policy says. It "
         "lowers, or raises up to the highest class of the caller's tenant; a wish beyond that is cut to it and not "
-        "refused, so that a client needs no knowledge of its rights. Classes decide who waits and who is turned away when not all "
-        "can be served, never what is answered. On a stream it is of all its calls.",
+        "refused, so that a client needs no knowledge of its rights. Classes decide who waits and who is turned away "
+        "when not all can be served, never what is answered. On a stream it is of all its calls.",
     ),
     (
         header_names.EXPLAIN,
