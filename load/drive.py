@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -101,17 +101,22 @@ def sender_of(each: TrafficSpec, target: Target) -> Sender:
         raise LoadError(f"the traffic {each.name} speaks {each.protocol}, for which {target.name} has no address")
     if each.model == "streamer":
         if each.protocol == "http":
-            return EventStreams(address, delay_ms=each.response_gap_ms, tokens=each.responses)
-        return GrpcStreams(address, Tokens(delay_ms=each.response_gap_ms, tokens=each.responses))
+            return EventStreams(address, delay_ms=each.response_gap_ms, tokens=each.responses, headers=headers_of(each))
+        tokens = Tokens(delay_ms=each.response_gap_ms, tokens=each.responses)
+        return GrpcStreams(address, tokens, headers=headers_of(each))
     connect = connecting(each, address)
     return Pool(connect) if each.protocol == "http" else Multiplexed(connect, each.connections)
 
 
 def connecting(each: TrafficSpec, address: str) -> Callable[[], Connection]:
     """What makes a connection for a kind of traffic, streams left out."""
-    headers = NO_HEADERS if each.priority is None else {"x-sluice-priority": each.priority}
     kind = HttpConnection if each.protocol == "http" else RawGrpcConnection
-    return partial(kind, address, inputs_of(each), headers)
+    return partial(kind, address, inputs_of(each), headers_of(each))
+
+
+def headers_of(each: TrafficSpec) -> Mapping[str, str]:
+    """What goes with every call of a kind of traffic."""
+    return NO_HEADERS if each.priority is None else {"x-sluice-priority": each.priority}
 
 
 async def _settle(each: TrafficSpec, sender: Sender, target: Target) -> None:

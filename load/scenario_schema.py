@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from gateway.core.criticality import ClassName
 from gateway.policy.schema import ModelName
 from gateway.policy.strict import Strict
 from gateway.policy.words import name_pattern
@@ -106,11 +107,10 @@ class TrafficSpec(Strict, frozen=True, kw_only=True):
         int, Meta(ge=1, le=DEADLINE_MS_MAX, description="Sent with each call; counts from the intended send time.")
     ] = 1000
     priority: Annotated[
-        Annotated[str, Meta(min_length=1, max_length=64)] | None,
+        ClassName | None,
         Meta(
-            description="Sent as `x-sluice-priority`. **Not yet**: Sluice has no classes of calls so far and answers "
-            "every call with this header by 501, which ends the run at its start; Triton itself (`--target direct`) "
-            "overlooks it. Default: not sent."
+            description="The class of its calls, sent as `x-sluice-priority`. A gateway that is started for the run "
+            "lets everybody have every class; Triton itself (`--target direct`) overlooks it. Default: not sent."
         ),
     ] = None
     fan_out: Annotated[

@@ -60,7 +60,8 @@ def write_policies(
     override: Mapping[str, Any] | None = None,
     bytes_max: int | None = None,
 ) -> None:
-    """Write `fleet.yaml` and the model's file (JSON is YAML). Records go to `directory`/records.
+    """Write `fleet.yaml` and the model's file (JSON is YAML). Records go to `directory`/records. Callers may have every
+    class.
 
     `gateway` has more keys for the fleet's `gateway`; slots and override are `model_policy`'s. `bytes_max`: the
     largest message on every leg, instead of the gateway's own default. For several models it is called for each.
@@ -86,6 +87,7 @@ def write_policies(
             "drain": {"announce_s": 0, "finish_s": 5},
             **(gateway or {}),
         },
+        "identity": {"highest_class": "critical_plus"},
         "records": {"dir": "records"},
     }
     policy = model_policy(model, deadline_ms=deadline_ms, slots=slots, override=override)
