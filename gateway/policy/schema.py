@@ -17,7 +17,7 @@ from gateway.policy.identity_schema import IdentityPolicy
 from gateway.policy.port_schema import KIB, MIB
 from gateway.policy.port_schema import GrpcLimits as GrpcLimits
 from gateway.policy.port_schema import HttpLimits as HttpLimits
-from gateway.policy.stage_schema import Stages
+from gateway.policy.stage_schema import Stages as Stages
 from gateway.policy.strict import Strict as Strict
 from gateway.policy.tls_schema import ServerTls, UpstreamTls
 
