@@ -12,7 +12,7 @@ from gateway.core.call import Call
 from gateway.core.errors import Reason
 from gateway.core.outcome import Outcome
 from gateway.decide.admission import QUEUE_MIN
-from gateway.edge.grpc_stream import EXPIRY_GRACE_S
+from gateway.edge.expiry import EXPIRY_GRACE_S
 from gateway.policy.schema import ModelPolicy
 from tests.simulation.batcher import answer_digest
 from tests.simulation.deadline_checks import DEADLINE_CHECKS

@@ -62,9 +62,7 @@ def played(
         machines=(MACHINE,),
         listed=(MACHINE,),
         specs=(SLOW, STREAMS),
-        policies=PolicySet(
-            revision="0" * 12, base_dir="/sim", fleet=FleetPolicy(pools={POOL: pool}), models=models
-        ),
+        policies=PolicySet(revision="0" * 12, base_dir="/sim", fleet=FleetPolicy(pools={POOL: pool}), models=models),
         calls=tuple(calls),
         events=(),
         calm_s=last_s,
@@ -90,14 +88,18 @@ def took_s(report: Report, number: int) -> float:
     return one_ending(report, number).at_s - report.calls[number].arrived_s
 
 
-def call(number: int, *, rows: int = 1, timeout_s: float | None = 0.6, after_s: float = 0.0, **more: object) -> CallPlan:
+def call(
+    number: int, *, rows: int = 1, timeout_s: float | None = 0.6, after_s: float = 0.0, **more: object
+) -> CallPlan:
     """One that takes `rows` tenths of a second on the machine."""
     plan = CallPlan(number, LOADED_S + after_s, "good", MODEL, rows=rows, timeout_s=timeout_s)
     return replace(plan, **more)  # type: ignore[arg-type]
 
 
 def stream(number: int, order: StreamOrder, *, timeout_s: float | None, **more: object) -> CallPlan:
-    plan = CallPlan(number, LOADED_S, "good", STREAMER, width=40, timeout_s=timeout_s, route="generate_stream", order=order)
+    plan = CallPlan(
+        number, LOADED_S, "good", STREAMER, width=40, timeout_s=timeout_s, route="generate_stream", order=order
+    )
     return replace(plan, **more)  # type: ignore[arg-type]
 
 

@@ -9,6 +9,7 @@ import pytest
 from gateway.decide.stage_budget import CallLine, Stage
 from gateway.fleet import http2_head, transport
 from gateway.layers.stages import StagesLayer
+from gateway.wire.grpc import encode_timeout
 from tests.simulation.small_house import SmallHouse
 from tests.unit.simulation_findings import finds, verdict
 
@@ -38,7 +39,7 @@ def test_a_margin_on_the_wrong_side_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_header_that_says_more_than_the_limit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = http2_head.encode_timeout
+    sound = encode_timeout
     monkeypatch.setattr(http2_head, "_limits", {})
     monkeypatch.setattr(http2_head, "encode_timeout", lambda timeout_s: sound(timeout_s * 1.04))
     assert finds("grpc-timeout says", (1, 2, 5, 6))
