@@ -161,10 +161,10 @@ def build_model_stack(
     return admission
 
 
-def build_stages(policy: ModelPolicy, inner: Service, clock: Clock) -> StagesLayer | None:
+def build_stages(policy: ModelPolicy, inner: Service, clock: Clock, wheel: TimerWheel) -> StagesLayer | None:
     """None where the policy names no stages."""
     stages = policy.deadline.stages
-    return None if stages is None else StagesLayer(inner, StageBudget(StageSettings(stages.seconds)), clock)
+    return None if stages is None else StagesLayer(inner, StageBudget(StageSettings(stages.seconds)), clock, wheel)
 
 
 def build_sequences(policy: ModelPolicy, inner: Service, *, fleet: SnapshotSource, clock: Clock) -> SequenceLayer:
@@ -246,7 +246,7 @@ def build_stack(
     rows: dict[str, ModelRoute] = {}
     for name, policy in policies.models.items():
         service: Service = admissions[name]
-        split = build_stages(policy, service, clock)
+        split = build_stages(policy, service, clock, wheel)
         if split is not None:
             service = stages[name] = split
         sequences[name] = build_sequences(policy, service, fleet=fleet, clock=clock)

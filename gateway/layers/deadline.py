@@ -112,7 +112,7 @@ class DeadlineLayer:
             if first_s < call.deadline_s:
                 error = GatewayError(
                     Reason.DEADLINE,
-                    f"no response came within {limits.first_response_s:g} s: the limit passed {_stage(call.trail)}",
+                    f"no response came within {limits.first_response_s:g} s: the limit passed {where(call.trail)}",
                 )
             raise error from None
         if isinstance(reply, StreamReply):
@@ -161,10 +161,11 @@ async def _receive(call: Call) -> None:
 
 def passed(call: Call, budget_s: float) -> GatewayError:
     """The error for a deadline that passed, naming the stage in which it did."""
-    return GatewayError(Reason.DEADLINE, f"the deadline of {budget_s * 1000:.0f} ms passed {_stage(call.trail)}")
+    return GatewayError(Reason.DEADLINE, f"the deadline of {budget_s * 1000:.0f} ms passed {where(call.trail)}")
 
 
-def _stage(trail: Trail) -> str:
+def where(trail: Trail) -> str:
+    """What a call was at when its time was up, in words that follow `passed`."""
     if trail.attempts:
         return "while the model server worked on the call"
     if trail.queued_s:

@@ -25,19 +25,25 @@ from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.core.service import Service
 from gateway.decide.stage_budget import CallLine, Stage, StageBudget, StageOverruns
+from gateway.layers.deadline import where
 from gateway.layers.gate import shown
 from gateway.runtime.clock import Clock
+from gateway.runtime.scope import DeadlinePassed, DeadlineScope
+from gateway.runtime.wheel import TimerWheel
+
+_NEVER = float("inf")
 
 
 class StagesLayer:
     """The split of one model's deadline."""
 
-    __slots__ = ("_budget", "_inner", "_now_s", "_overruns")
+    __slots__ = ("_budget", "_inner", "_now_s", "_overruns", "_wheel")
 
-    def __init__(self, inner: Service, budget: StageBudget, clock: Clock) -> None:
+    def __init__(self, inner: Service, budget: StageBudget, clock: Clock, wheel: TimerWheel) -> None:
         self._inner = inner
         self._budget = budget
         self._now_s = clock.now_s
+        self._wheel = wheel
         self._overruns = StageOverruns()
 
     async def send(self, call: Call) -> Reply:
@@ -64,18 +70,21 @@ class StagesLayer:
         else:
             call.deadline_s = by_s
         try:
-            reply = await self._inner.send(call)
+            # Where nothing comes after inference, its end is the deadline, which the layer `deadline` sees to.
+            with DeadlineScope(self._wheel, by_s if by_s < end_s else _NEVER):
+                reply = await self._inner.send(call)
         except BaseException as error:
             now_s = self._now_s()
-            late = isinstance(error, GatewayError) and error.reason is Reason.DEADLINE
+            late = isinstance(error, DeadlinePassed) or (
+                isinstance(error, GatewayError) and error.reason is Reason.DEADLINE
+            )
             cut = late or (isinstance(error, asyncio.CancelledError) and now_s >= end_s)
             self._judge(call, line, "inference", began_s, now_s, cut=cut)
-            if late and not streaming and now_s < end_s:
+            if late and by_s < end_s:
                 raise GatewayError(
                     Reason.DEADLINE,
-                    f"the time for inference passed before model '{shown(call.model)}' had answered; "
-                    f"{_split(line, end_s - call.arrived_s)}",
-                ) from error
+                    f"the time for inference passed {where(trail)}; {_split(line, end_s - call.arrived_s)}",
+                ) from None
             raise
         finally:
             call.deadline_s, call.first_response_by_s = deadline_s, first_by_s

@@ -11,6 +11,8 @@ from tests.simulation.plans import CallPlan
 from tests.simulation.report import Report
 
 EXACT_S = 1e-9
+TICK_S = 0.002
+"""The timer wheel's."""
 WHOLE_MS_S = 0.001
 """What a machine is told is in whole milliseconds."""
 
@@ -30,6 +32,22 @@ def nobody_is_told_more_than_is_left(report: Report) -> Iterator[str]:
         for told_s in report.told.get(plan.question, ()):
             if told_s > longest_s + WHOLE_MS_S + EXACT_S:
                 yield f"{_name(plan)}: grpc-timeout says {told_s * 1e3:g} ms, the limit was {longest_s * 1e3:.3f} ms"
+
+
+def inference_ends_at_its_point(report: Report) -> Iterator[str]:
+    """Where something comes after inference, a call that was routed in time and got no answer hears of it by then."""
+    grace_s = TICK_S + 2 * report.scenario.lateness_s + EXACT_S
+    for plan, call, policy in _single(report):
+        endings = report.endings.get(plan.number, ())
+        if policy.deadline.stages is None or not endings or plan.number in report.slow:
+            continue
+        end_s, trail = inference_ends_s(plan, call, policy), call.trail
+        if not trail.routed_s or trail.answered_s or max(trail.routed_s, trail.received_s) >= end_s:
+            continue
+        ending = endings[0]
+        if ending.status == Reason.DEADLINE.label and ending.at_s > end_s + grace_s:
+            late_ms = (ending.at_s - end_s) * 1e3
+            yield f"{_name(plan)}: its answer came {late_ms:.3f} ms after its time for inference"
 
 
 def each_stage_answers_for_its_own_time(report: Report) -> Iterator[str]:
@@ -88,5 +106,6 @@ def _name(plan: CallPlan) -> str:
 
 DEADLINE_CHECKS: tuple[Callable[[Report], Iterator[str]], ...] = (
     nobody_is_told_more_than_is_left,
+    inference_ends_at_its_point,
     each_stage_answers_for_its_own_time,
 )

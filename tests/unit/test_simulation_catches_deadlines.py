@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from gateway.decide.stage_budget import CallLine, Stage
 from gateway.fleet import http2_head, transport
+from gateway.layers import stages
 from gateway.layers.stages import StagesLayer
 from gateway.wire.grpc import encode_timeout
 from tests.simulation.small_house import SmallHouse
@@ -31,6 +33,11 @@ def test_an_attempt_that_is_told_the_whole_deadline_is_found(monkeypatch: pytest
     monkeypatch.setattr(CallLine, "by_s", generous)
     assert finds("nobody_is_told_more_than_is_left", SPLIT)
     assert finds("nobody_is_told_more_than_is_left", SPLIT, SmallHouse)
+
+
+def test_a_wait_for_a_slot_that_outlasts_inference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "DeadlineScope", lambda wheel, at_s: nullcontext())
+    assert finds("inference_ends_at_its_point", SPLIT)
 
 
 def test_a_margin_on_the_wrong_side_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
