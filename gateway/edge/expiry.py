@@ -8,6 +8,8 @@ EXPIRY_GRACE_S = 0.02
 """A caller that leaves this close to its own deadline leaves because of it: its clock began before the gateway's. That
 is a time-out of the replica, and not a change of mind (field case FH-19).
 """
+GRACE_SHARE_MAX = 0.25
+"""But of a limit of a few milliseconds no more than this is close to its end."""
 
 
 def expires(call: Call, now_s: float) -> bool:
@@ -15,4 +17,5 @@ def expires(call: Call, now_s: float) -> bool:
     timeout_s = call.timeout_s
     if timeout_s is None:
         return False
-    return call.arrived_s + timeout_s - now_s <= EXPIRY_GRACE_S and call.deadline_s - now_s <= EXPIRY_GRACE_S
+    grace_s = min(EXPIRY_GRACE_S, GRACE_SHARE_MAX * timeout_s)
+    return call.arrived_s + timeout_s - now_s <= grace_s and call.deadline_s - now_s <= grace_s

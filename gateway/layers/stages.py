@@ -78,7 +78,7 @@ class StagesLayer:
             late = isinstance(error, DeadlinePassed) or (
                 isinstance(error, GatewayError) and error.reason is Reason.DEADLINE
             )
-            cut = late or (isinstance(error, asyncio.CancelledError) and now_s >= end_s)
+            cut = late or (isinstance(error, asyncio.CancelledError) and (now_s >= end_s or _expired(call)))
             self._judge(call, line, "inference", began_s, now_s, cut=cut)
             if late and by_s < end_s:
                 raise GatewayError(
@@ -120,6 +120,11 @@ class StagesLayer:
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         return self._overruns.statistics(now_s)
+
+
+def _expired(call: Call) -> bool:
+    """The edge ends the call because its time is up."""
+    return call.cut is not None and call.cut.reason is Reason.DEADLINE
 
 
 def _split(line: CallLine, whole_s: float) -> str:
