@@ -29,6 +29,7 @@ from gateway.observe.readings import (
     fleet_readings,
     job_readings,
     sequence_readings,
+    stage_readings,
     upstream_readings,
 )
 from gateway.observe.table import Reading
@@ -161,6 +162,12 @@ class Assembly:
                 ((name, layer.statistics(now_s)) for name, layer in self.stack.sequences.items()), self.metrics
             ),
         )
+        self.metrics.add_source(
+            "stages",
+            lambda now_s: stage_readings(
+                ((name, layer.statistics(now_s)) for name, layer in self.stack.stages.items()), self.metrics
+            ),
+        )
         self.metrics.add_source("upstream", lambda now_s: upstream_readings(self._upstream_rows(now_s), self.metrics))
         self.metrics.add_source("records", self.record_log.readings)
         self.metrics.add_source("jobs", lambda now_s: job_readings(self.supervisor.statistics(now_s)["restarts"]))
@@ -190,6 +197,7 @@ class Assembly:
             "connections": self.directory.statistics(now_s),
             "admission": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.admissions.items())},
             "sequences": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.sequences.items())},
+            "stages": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.stages.items())},
             "records": self.record_log.statistics(now_s),
             "body_memory": self.body_budget.statistics(now_s),
             "background": self.supervisor.statistics(now_s),

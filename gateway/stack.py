@@ -15,6 +15,7 @@ from gateway.core.service import Service
 from gateway.decide.attempt_budget import AttemptBudget
 from gateway.decide.retry import RetrySettings
 from gateway.decide.split import Split
+from gateway.decide.stage_budget import StageBudget, StageSettings
 from gateway.decide.tuning import Tuning
 from gateway.layers.admit import AdmitLayer
 from gateway.layers.attempts import AttemptsLayer
@@ -24,6 +25,7 @@ from gateway.layers.gate import GateLayer
 from gateway.layers.record import CallSink, RecordLayer
 from gateway.layers.route import CurrentRoutes, ModelRoute, RouteLayer, RouteTable
 from gateway.layers.sequence import SequenceLayer
+from gateway.layers.stages import StagesLayer
 from gateway.layers.track import TrackLayer
 from gateway.policy.schema import ModelPolicy, PolicySet
 from gateway.runtime.clock import Clock
@@ -77,6 +79,12 @@ POSITIONS: tuple[Position, ...] = (
         "Where the inputs are final and the call is certain to run: a copy of what the real attempt used.",
     ),
     Position(
+        "stages",
+        True,
+        "Directly around all that infers: below it, inference's point is the deadline. Calls of sequences come "
+        "through it too.",
+    ),
+    Position(
         "admit",
         True,
         "The one waiting place, as far in as it can be: everything above is done before a scarce slot is held, and "
@@ -104,6 +112,8 @@ class Stack:
     routes: CurrentRoutes
     admissions: Mapping[str, AdmitLayer]
     sequences: Mapping[str, SequenceLayer]
+    stages: Mapping[str, StagesLayer]
+    """Of the models whose policies split the deadline."""
 
 
 def build_model_stack(
@@ -151,13 +161,17 @@ def build_model_stack(
     return admission
 
 
-def build_sequences(
-    policy: ModelPolicy, admission: AdmitLayer, *, fleet: SnapshotSource, clock: Clock
-) -> SequenceLayer:
+def build_stages(policy: ModelPolicy, inner: Service, clock: Clock, wheel: TimerWheel) -> StagesLayer | None:
+    """None where the policy names no stages."""
+    stages = policy.deadline.stages
+    return None if stages is None else StagesLayer(inner, StageBudget(StageSettings(stages.seconds)), clock, wheel)
+
+
+def build_sequences(policy: ModelPolicy, inner: Service, *, fleet: SnapshotSource, clock: Clock) -> SequenceLayer:
     """What stands beside the stack of a model, for calls that belong to sequences."""
     sequences = policy.sequences
     return SequenceLayer(
-        admission,
+        inner,
         model=policy.model,
         pool=policy.pool,
         fleet=fleet,
@@ -169,7 +183,11 @@ def build_sequences(
 
 
 def model_route(
-    policy: ModelPolicy, service: Service, sequences: SequenceLayer, reserve_record: Callable[[], object]
+    policy: ModelPolicy,
+    service: Service,
+    sequences: SequenceLayer,
+    stages: StagesLayer | None,
+    reserve_record: Callable[[], object],
 ) -> ModelRoute:
     """A model's row of the routing table."""
     return ModelRoute(
@@ -188,6 +206,7 @@ def model_route(
         split=None if policy.split is None else Split(policy.split),
         sequences=sequences,
         default_class=policy.default_class,
+        never_routed=None if stages is None else stages.never_routed,
         reserve_record=reserve_record if policy.records.mandatory else None,
     )
 
@@ -223,18 +242,20 @@ def build_stack(
         )
         for name, policy in policies.models.items()
     }
-    sequences = {
-        name: build_sequences(policy, admissions[name], fleet=fleet, clock=clock)
-        for name, policy in policies.models.items()
-    }
-    rows = {
-        name: model_route(policy, admissions[name], sequences[name], reserve_record)
-        for name, policy in policies.models.items()
-    }
+    stages: dict[str, StagesLayer] = {}
+    sequences: dict[str, SequenceLayer] = {}
+    rows: dict[str, ModelRoute] = {}
+    for name, policy in policies.models.items():
+        service: Service = admissions[name]
+        split = build_stages(policy, service, clock, wheel)
+        if split is not None:
+            service = stages[name] = split
+        sequences[name] = build_sequences(policy, service, fleet=fleet, clock=clock)
+        rows[name] = model_route(policy, service, sequences[name], split, reserve_record)
     table = RouteTable(policies.revision, rows)
     routes = CurrentRoutes(table)
     route = RouteLayer(routes, fleet, clock, split_chance)
     deadline = DeadlineLayer(route, clock, wheel, routes)
     gate = GateLayer(deadline, authenticator, routes)
     record = RecordLayer(gate, clock, sinks)
-    return Stack(service=record, routes=routes, admissions=admissions, sequences=sequences)
+    return Stack(service=record, routes=routes, admissions=admissions, sequences=sequences, stages=stages)

@@ -1,4 +1,4 @@
-"""StageBudget: by when each stage of a call should be over, and what is left for the model server.
+"""StageBudget: by when each stage of a call should be over.
 
 The policy names stages and their seconds (ingress 0.015, features 0.040, inference 0.045, postprocessing 0.020, say).
 For a call with an absolute deadline they become points on its line from arrival to deadline: a stage should be over by
@@ -8,10 +8,7 @@ its point, whenever it began. So time that a stage did not use passes on to the 
 - It is longer: the rest goes to inference, the one stage whose time varies and cannot be had back.
 - A stage without seconds has no point and no overrun: its time comes out of the next one's.
 
-The model server is told the time up to inference's point, so that what comes after has its share kept; at least a small
-margin is kept where nothing is declared to come after, for the gateway must answer before the caller gives up (field
-case FH-19). A call whose time left is below the median of the service is refused before it is sent: it would take a
-slot from one that can still be in time, and end as a time-out anyway.
+What comes after inference keeps its share, because inference ends at its point, and not at the deadline.
 
 An overrun is blamed on the stage that made it. One that began late because the one before it overran is late too, but
 overruns only by what it takes beyond its own seconds: else all stages after the culprit would look guilty.
@@ -22,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 Stage = Literal["ingress", "features", "inference", "postprocessing"]
 STAGES: tuple[Stage, ...] = ("ingress", "features", "inference", "postprocessing")
@@ -32,18 +29,13 @@ byte written.
 """
 _INFERENCE = STAGES.index("inference")
 
-MARGIN_SHARE_MAX = 0.1
-"""Of a very short deadline no more than this is kept as margin."""
-
 
 @dataclass(frozen=True, slots=True)
 class StageSettings:
     """What a policy declares."""
 
     seconds: Mapping[Stage, float] = field(default_factory=dict)
-    """Seconds for some stages or all. Empty: no split; only the margin is kept (the default)."""
-    margin_s: float = 0.005
-    """Kept back from the model server's time: a write and a loop turn under load (FH-19 asks for a small margin)."""
+    """Seconds for some stages or all."""
 
     def __post_init__(self) -> None:
         for stage, seconds in self.seconds.items():
@@ -51,26 +43,12 @@ class StageSettings:
                 raise ValueError(f"{stage!r} is no stage; stages are {', '.join(STAGES)}")
             if not 0 < seconds < math.inf:
                 raise ValueError(f"the budget of {stage} must be positive and finite, not {seconds}")
-        if not 0 <= self.margin_s < math.inf:
-            raise ValueError(f"margin_s must not be negative or infinite, but is {self.margin_s}")
-
-
-class Feasibility(NamedTuple):
-    """Whether to send. `passed`: nothing is left; `too_short`: less than the service usually takes."""
-
-    ok: bool
-    why: Literal["ok", "passed", "too_short"]
-
-
-_OK = Feasibility(True, "ok")
-_PASSED = Feasibility(False, "passed")
-_TOO_SHORT = Feasibility(False, "too_short")
 
 
 class StageBudget:
     """The split that a policy declares. Immutable, shared by all calls; every method is O(1)."""
 
-    __slots__ = ("_before_s", "_margin_s", "_own_s", "total_s")
+    __slots__ = ("_before_s", "_own_s", "total_s")
 
     def __init__(self, settings: StageSettings) -> None:
         seconds = settings.seconds
@@ -78,22 +56,12 @@ class StageBudget:
         self._before_s = tuple(math.fsum(seconds.get(each, 0.0) for each in STAGES[:n]) for n in range(len(STAGES) + 1))
         """Seconds before each stage; the last is the sum."""
         self.total_s = self._before_s[-1]
-        self._margin_s = settings.margin_s
 
     def line(self, arrived_s: float, deadline_s: float) -> CallLine:
         """The points of one call. `deadline_s` may be infinite (a stream without a limit): then so are the points from
         inference on, and what is left for them.
         """
         return CallLine(self, arrived_s, deadline_s)
-
-    @staticmethod
-    def feasible(remaining_s: float, expected_s: float) -> Feasibility:
-        """Whether a call with so much time left for a stage should begin it. `expected_s` is the median of its service
-        time, 0.0 where it is not known (then any time left is enough).
-        """
-        if remaining_s <= 0.0:
-            return _PASSED
-        return _TOO_SHORT if remaining_s < expected_s else _OK
 
 
 class CallLine:
@@ -134,17 +102,6 @@ class CallLine:
             return None
         return own_s * self._scale + (self._rest_s if index == _INFERENCE else 0.0)
 
-    def remaining_s(self, stage: Stage, now_s: float) -> float:
-        """What is left for this stage; 0.0 if its point has passed."""
-        return max(0.0, self.by_s(stage) - now_s)
-
-    def upstream_s(self, now_s: float) -> float:
-        """The time that a model server may be told, for any attempt that begins now: less for each one, since they
-        share one line. 0.0: nothing may be sent.
-        """
-        margin_s = min(self._budget._margin_s, MARGIN_SHARE_MAX * (self._deadline_s - self._arrived_s))
-        return max(0.0, min(self.by_s("inference"), self._deadline_s - margin_s) - now_s)
-
     def overrun_s(self, stage: Stage, started_s: float, ended_s: float) -> float:
         """By how much the stage was too long: it may use what was passed on to it, and its own seconds even if it began
         late. 0.0 where it was not, or has no budget.
@@ -159,39 +116,45 @@ class CallLine:
 class StageOverruns:
     """How often, and by how much, each stage was too long. Bounded by the names of the schema."""
 
-    __slots__ = ("_calls", "_over", "_over_s", "_worst_s")
+    __slots__ = ("_calls", "_cut", "_over", "_over_s", "_worst_s")
 
     def __init__(self, names: Iterable[Stage] = STAGES) -> None:
         self._calls: dict[Stage, int] = dict.fromkeys(names, 0)
         self._over: dict[Stage, int] = dict.fromkeys(self._calls, 0)
+        self._cut: dict[Stage, int] = dict.fromkeys(self._calls, 0)
         self._over_s: dict[Stage, float] = dict.fromkeys(self._calls, 0.0)
         self._worst_s: dict[Stage, float] = dict.fromkeys(self._calls, 0.0)
 
-    def note(self, stage: Stage, over_s: float) -> None:
-        """A call has been through this stage; `over_s` is what `CallLine.overrun_s` said. Raises ValueError for a name
-        that is not one of them.
+    def note(self, stage: Stage, over_s: float, *, cut: bool = False) -> None:
+        """A call has been through this stage; `over_s` is what `CallLine.overrun_s` said. `cut`: its time was up there,
+        so that nobody knows how much longer it would have taken; that is an overrun, however short. Raises ValueError
+        for a name that is not one of them.
         """
         if stage not in self._calls:
             raise ValueError(f"{stage!r} is not one of the stages {', '.join(self._calls)}")
         self._calls[stage] += 1
-        if over_s > 0.0:
+        self._cut[stage] += cut
+        if cut or over_s > 0.0:
             self._over[stage] += 1
             self._over_s[stage] += over_s
             if over_s > self._worst_s[stage]:
                 self._worst_s[stage] = over_s
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
-        """`most` names the stage that ate the most time beyond its own, "" if none did."""
-        most = max(self._over_s, key=self._over_s.__getitem__, default=None)
+        """`most` names the stage with the most overruns, "" if there are none. By number and not by time: of what was
+        cut short only the number is known.
+        """
+        most = max(self._over, key=lambda stage: (self._over[stage], self._over_s[stage]), default=None)
         return {
             "stages": {
                 stage: {
                     "calls": calls,
                     "overruns": self._over[stage],
+                    "cut": self._cut[stage],
                     "over_s": self._over_s[stage],
                     "worst_s": self._worst_s[stage],
                 }
                 for stage, calls in self._calls.items()
             },
-            "most": most if most is not None and self._over_s[most] > 0.0 else "",
+            "most": most if most is not None and self._over[most] else "",
         }

@@ -20,6 +20,7 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply, StreamReply
 from gateway.core.session import Session
+from gateway.edge.expiry import EXPIRY_GRACE_S
 from gateway.edge.grpc_call import grpc_call, no_memory, read_unkept, refusal
 from gateway.edge.grpc_stream_kit import StreamKit as StreamKit
 from gateway.edge.grpc_stream_kit import StreamPort, Unkept
@@ -28,9 +29,6 @@ from gateway.edge.status import internal_error
 from gateway.wire.kserve.stream_message import encode_streamed, encode_streamed_error
 
 _log = logging.getLogger("sluice.edge.grpc")
-
-EXPIRY_GRACE_S = 0.02
-"""A handler that is cancelled this close to its RPC's deadline was cancelled by the deadline, not by the caller."""
 
 TIME_IS_UP_S = 0.005
 """A call's deadline that passes so shortly before that of its whole stream is the stream's: the replica is told a limit

@@ -16,6 +16,7 @@ from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
+from gateway.edge.expiry import expires
 from gateway.edge.grpc_answers import failed
 from gateway.edge.grpc_blocks import OPENING, error_alone, good_end, request_id_block
 from gateway.edge.grpc_call import grpc_call, no_memory, read_unkept, refusal
@@ -23,7 +24,6 @@ from gateway.edge.grpc_inflate import inflate
 from gateway.edge.grpc_kit import too_late
 from gateway.edge.grpc_rpc import OVER, Rpc
 from gateway.edge.grpc_rpc_head import ASK, CALL
-from gateway.edge.grpc_stream import EXPIRY_GRACE_S
 from gateway.edge.grpc_stream_kit import Unkept
 from gateway.edge.grpc_streaming import ServerStream
 from gateway.runtime.scope import DeadlinePassed, DeadlineScope
@@ -250,19 +250,11 @@ class ServedRpc(Rpc):
             self._count_left()
             self.release()
             return
-        if call is None or not self._expires(call):
+        if call is None or not expires(call, self.connection.kit.clock.now_s()):
             if call is not None:
                 call.abandoned = True
             task.cancel()
         # Otherwise the deadline is passing this moment: the call's own scope ends it, and is right about the reason.
-
-    def _expires(self, call: Call) -> bool:
-        """Whether the client left because its time limit passes this moment."""
-        timeout_s = self.head.timeout_s
-        if timeout_s is None:
-            return False
-        now_s = self.connection.kit.clock.now_s()
-        return call.arrived_s + timeout_s - now_s <= EXPIRY_GRACE_S and call.deadline_s - now_s <= EXPIRY_GRACE_S
 
     def cut(self, error: GatewayError) -> None:
         if self._task is None:

@@ -28,10 +28,11 @@ from gateway.core.header_names import REQUEST_ID, TRUE_STATUS
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.core.service import Service
+from gateway.edge.expiry import EXPIRY_GRACE_S
 from gateway.edge.grpc_answers import Pairs, answered, failed, refused
 from gateway.edge.grpc_call import grpc_call, no_memory, read_call, refusal
 from gateway.edge.grpc_kit import CUT_GRACE_S, LISTEN_KEY, GrpcKit, cut_short, least, too_late
-from gateway.edge.grpc_stream import EXPIRY_GRACE_S, ClientStream
+from gateway.edge.grpc_stream import ClientStream
 from gateway.edge.grpcio_handlers import Context, GrpcioStreamPort, Handlers, Methods
 from gateway.edge.grpcio_listener import GrpcioListener, server_options, why_not
 from gateway.edge.grpcio_tls import GrpcioPeers, GrpcioTls

@@ -19,6 +19,7 @@ from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
+from gateway.edge.expiry import expires
 from gateway.edge.headers import ClientHeaders
 from gateway.edge.http_answer import HttpAnswer, Refusal
 from gateway.edge.http_body import ArrivingBody, BodySource, wake
@@ -224,7 +225,10 @@ class HttpCall(ArrivingBody):
 
     def abandon(self) -> None:
         """The caller left: nothing will be written; what was begun is cancelled and freed."""
-        self.call.abandoned = True
+        call = self.call
+        if expires(call, self._kit.clock.now_s()):
+            call.cut = _left_in_time()
+        call.abandoned = True
         self.answer = None
         self._drop()
         if self._task is not None:
@@ -387,6 +391,10 @@ class HttpCall(ArrivingBody):
 def _first_step() -> Generator[None, None, None]:
     """Wait for the first step of the task."""
     yield
+
+
+def _left_in_time() -> GatewayError:
+    return GatewayError(Reason.DEADLINE, "the deadline passed, and the client left, before there was an answer")
 
 
 def _too_late() -> GatewayError:

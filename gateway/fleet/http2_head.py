@@ -23,9 +23,8 @@ from gateway.wire.hpack.literals import NEVER_INDEXED, NOT_INDEXED, literal_head
 Fields = tuple[tuple[bytes, bytes], ...]
 
 USER_AGENT = b"sluice"
-ROUNDING = 1.0251
-"""Makes up for `encode_timeout`, which rounds down, 205 to 200 at the worst."""
-MIN_TOLD_S = 0.001
+MEMO_MAX_S = 100.0
+"""Longer limits are not remembered: most would come once."""
 _NAME = re.compile(r"[a-z0-9_.-]+")
 _MEMO_MAX = 4096
 _SHORT = 127
@@ -35,7 +34,7 @@ _LENGTHS = tuple(map(chr, range(_SHORT)))
 _names: dict[str, tuple[str, bool]] = {}
 """Metadata names seen before: a literal up to its value, "" for a name that is not sent; and whether it is binary."""
 _limits: dict[int, str] = {}
-"""Time limits seen before, by whole milliseconds (negative: by tenths of a second): the fields that tell of them."""
+"""Time limits seen before, by whole milliseconds: the fields that tell of them."""
 
 
 class HeadEncoder(HpackEncoder):
@@ -96,8 +95,7 @@ def request_block(head: str, metadata: Metadata, timeout_s: float) -> bytes:
     Metadata that gRPC cannot carry is left out: reserved names, characters outside printable ASCII, and `-bin` values
     that are not base64.
     """
-    # The time may have passed, and what is below zero are other keys.
-    limit = _limits.get(ceil(timeout_s * 1000)) if 0 < timeout_s < 10 else None
+    limit = _limits.get(ceil(timeout_s * 1000)) if timeout_s < MEMO_MAX_S else None
     block = f"{head}{_limit_field(timeout_s) if limit is None else limit}"
     for name, value in metadata:
         part, binary = _names.get(name) or _learn(name)
@@ -113,26 +111,17 @@ def request_block(head: str, metadata: Metadata, timeout_s: float) -> bytes:
 
 
 def _limit_field(timeout_s: float) -> str:
-    """`grpc-timeout`. What the replica is told is up to 4 % longer than the limit, never shorter: the client keeps the
-    limit itself, to the millisecond, and tells the replica when it has passed; one that ended a call by itself before
-    would lose answers that come in time.
+    """`grpc-timeout`, rounded up to whole milliseconds: never shorter than the limit, which the client keeps itself,
+    telling the replica when it has passed; and so never longer than a unary call has left, for of that its limit is a
+    millisecond less.
     """
-    if 0.1 <= timeout_s < 10:
-        key = ceil(timeout_s * 1000)
-        at_least_s = key / 1000
-    elif 10 <= timeout_s < 1000:
-        key = -1 - int(timeout_s * 10)
-        at_least_s = key / -10
-    elif timeout_s == float("inf"):
+    if timeout_s == float("inf"):
         return ""
-    else:
-        return literal(b"grpc-timeout", encode_timeout(max(MIN_TOLD_S, timeout_s * ROUNDING))).decode("latin-1")
-    field = _limits.get(key)
-    if field is None:
+    field = literal(b"grpc-timeout", encode_timeout(timeout_s)).decode("latin-1")
+    if 0 < timeout_s < MEMO_MAX_S:
         if len(_limits) >= _MEMO_MAX:
             _limits.clear()
-        field = literal(b"grpc-timeout", encode_timeout(at_least_s * ROUNDING)).decode("latin-1")
-        _limits[key] = field
+        _limits[ceil(timeout_s * 1000)] = field
     return field
 
 

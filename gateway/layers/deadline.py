@@ -50,6 +50,10 @@ class DeadlineRules(Protocol):
 
     def stream_limits(self, model: str) -> StreamLimits: ...
 
+    def never_routed(self, call: Call) -> None:
+        """The deadline of `call` passed before a version was chosen for it."""
+        ...
+
 
 class DeadlineLayer:
     """Sets the call's deadline, waits for its body, and cuts everything below short when the deadline passes."""
@@ -72,7 +76,7 @@ class DeadlineLayer:
         call.deadline_s = deadline_s = call.arrived_s + budget_s
         now_s = self._now_s()
         if now_s >= deadline_s:
-            raise passed(call, budget_s)
+            raise self._passed(call, budget_s)
         # What `with` would do, at two thirds of what that costs each call.
         scope = DeadlineScope(self._wheel, deadline_s)
         try:
@@ -83,7 +87,7 @@ class DeadlineLayer:
             reply = await self._inner.send(call)
         except BaseException as error:
             if scope.end(error):
-                raise passed(call, budget_s) from None
+                raise self._passed(call, budget_s) from None
             raise
         scope.bucket.pop(scope, None)
         if scope.fired:
@@ -96,7 +100,7 @@ class DeadlineLayer:
         call.deadline_s = min(call.arrived_s + total_s, session_deadline_s)
         first_s = call.first_response_by_s = min(call.deadline_s, call.arrived_s + limits.first_response_s)
         if self._now_s() >= first_s:
-            raise passed(call, first_s - call.arrived_s)
+            raise self._passed(call, first_s - call.arrived_s)
         try:
             with DeadlineScope(self._wheel, first_s):
                 if call.message is None:
@@ -104,15 +108,21 @@ class DeadlineLayer:
                 call.trail.received_s = self._now_s()
                 reply = await self._inner.send(call)
         except DeadlinePassed:
+            error = self._passed(call, call.deadline_s - call.arrived_s)
             if first_s < call.deadline_s:
-                raise GatewayError(
+                error = GatewayError(
                     Reason.DEADLINE,
-                    f"no response came within {limits.first_response_s:g} s: the limit passed {_stage(call.trail)}",
-                ) from None
-            raise passed(call, call.deadline_s - call.arrived_s) from None
+                    f"no response came within {limits.first_response_s:g} s: the limit passed {where(call.trail)}",
+                )
+            raise error from None
         if isinstance(reply, StreamReply):
             reply.guard(lambda following: self._watched(call, following, limits.idle_s))
         return reply
+
+    def _passed(self, call: Call, budget_s: float) -> GatewayError:
+        if not call.trail.routed_s:
+            self._rules.never_routed(call)
+        return passed(call, budget_s)
 
     def _watched(self, call: Call, following: Next, idle_s: float) -> Next:
         async def next_in_time() -> Response | None:
@@ -151,10 +161,11 @@ async def _receive(call: Call) -> None:
 
 def passed(call: Call, budget_s: float) -> GatewayError:
     """The error for a deadline that passed, naming the stage in which it did."""
-    return GatewayError(Reason.DEADLINE, f"the deadline of {budget_s * 1000:.0f} ms passed {_stage(call.trail)}")
+    return GatewayError(Reason.DEADLINE, f"the deadline of {budget_s * 1000:.0f} ms passed {where(call.trail)}")
 
 
-def _stage(trail: Trail) -> str:
+def where(trail: Trail) -> str:
+    """What a call was at when its time was up, in words that follow `passed`."""
     if trail.attempts:
         return "while the model server worked on the call"
     if trail.queued_s:

@@ -84,10 +84,11 @@ class RecordLayer:
             self._end(call, _OUTCOME_OF_REASON[error.reason], error, None)
             raise
         except asyncio.CancelledError:
-            if call.abandoned:
+            cut = call.cut
+            if cut is not None and (cut.reason is Reason.DEADLINE or not call.abandoned):
+                self._end(call, _OUTCOME_OF_REASON[cut.reason], cut, None)
+            elif call.abandoned:
                 self._end(call, Outcome.ABANDONED, None, None)
-            elif call.cut is not None:
-                self._end(call, _OUTCOME_OF_REASON[call.cut.reason], call.cut, None)
             else:
                 self._end(call, Outcome.GATEWAY_FAULT, _unasked_cancellation(), None)
             raise

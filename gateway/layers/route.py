@@ -58,6 +58,8 @@ class ModelRoute:
     """Where calls go that belong to a sequence."""
     default_class: int = DEFAULT
     """Of calls that name none."""
+    never_routed: Callable[[Call], None] | None = None
+    """To be told of a call whose deadline passed before it was routed; None where nobody wants to know."""
     reserve_record: Callable[[], object] | None = None
     """Claims room for the call's record, or raises RECORD_FULL; None where records are not mandatory."""
 
@@ -104,6 +106,11 @@ class CurrentRoutes:
         if route is None:
             raise unknown(model)
         return route.stream
+
+    def never_routed(self, call: Call) -> None:
+        route = self.table.get(call.model)
+        if route is not None and route.never_routed is not None:
+            route.never_routed(call)
 
 
 class Choice(NamedTuple):

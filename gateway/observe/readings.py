@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from gateway.core.snapshot import FleetSnapshot
 from gateway.observe import labels
@@ -84,6 +85,15 @@ def sequence_readings(rows: Iterable[tuple[str, Mapping[str, int]]], metrics: Me
         yield "sluice_sequence_steps_waiting", (label,), total["waiting"]
         for event in _SEQUENCE_EVENTS:
             yield "sluice_sequence_events_total", (label, event), total[event]
+
+
+def stage_readings(rows: Iterable[tuple[str, Mapping[str, Any]]], metrics: Metrics) -> Iterable[Reading]:
+    """From (model, what its stages count: `StageOverruns.statistics`)."""
+    for model, counts in rows:
+        label = metrics.model_label(model)
+        for stage, row in counts["stages"].items():
+            yield "sluice_stage_overruns_total", (label, stage), row["overruns"]
+            yield "sluice_stage_overrun_seconds_total", (label, stage), row["over_s"]
 
 
 _UPSTREAM = (

@@ -51,6 +51,15 @@ TABLE: tuple[Row, ...] = (
         ("model", "stage"),
         "Time per stage of the calls that entered it: receive, route, queue, upstream, write.",
     ),
+    _counter(
+        "sluice_stage_overruns_total",
+        "model stage",
+        "Calls that took longer for a stage than `deadline.stages` gives it, or whose time was up in it: ingress "
+        "(receive, route), features, inference (queue, upstream), postprocessing (write). Of models with such a split.",
+    ),
+    _counter(
+        "sluice_stage_overrun_seconds_total", "model stage", "By how much; what was cut short not beyond the cut."
+    ),
     Row(
         "sluice_queue_wait_seconds",
         "histogram",

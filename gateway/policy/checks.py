@@ -6,6 +6,7 @@ one mistake must not be reported twice in two disguises.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
@@ -16,7 +17,8 @@ from gateway.policy import addresses
 from gateway.policy.decode import Document
 from gateway.policy.identity_checks import check_identity, check_upstream_tls
 from gateway.policy.problems import Path, Problems, path_text, printable
-from gateway.policy.schema import FleetPolicy, ModelPolicy
+from gateway.policy.schema import FleetPolicy, ModelPolicy, default_deadline_ms
+from gateway.policy.stage_schema import Stages
 
 Fleet = Document[FleetPolicy]
 Model = Document[ModelPolicy]
@@ -35,7 +37,7 @@ def check_fleet(fleet: Fleet, problems: Problems) -> None:
 def check_model(model: Model, fleet: Fleet, problems: Problems) -> None:
     for check in (_pool, _body_sizes):
         check(model, fleet, problems)
-    for own in (_json_size, _versions, _split, _times, _classes):
+    for own in (_json_size, _versions, _split, _times, _classes, _stages):
         own(model, problems)
 
 
@@ -270,3 +272,28 @@ def _classes(model: Model, problems: Problems) -> None:
         path = _blame(model, ("interactive",), ("latency_critical",))
         message = "`latency_critical: true` and `interactive: false` ask for different classes"
         _add(problems, model, path, message, "remove one of them, or name the class in `classes.default`")
+
+
+def _stages(model: Model, problems: Problems) -> None:
+    """The split must fit what it splits, or it would be another for every call than the one that the file shows."""
+    stages = model.get("deadline", "stages")
+    longest, promised = model.get("deadline", "max_ms"), model.get("objective", "p99_ms")
+    default = model.get("deadline", "default_ms")
+    if stages is None or longest is None:
+        return
+    parts = [stages.get(name) for name in Stages.__struct_fields__]
+    if any(value is None and model.given("deadline", "stages", name) for name, value in stages.items()):
+        return
+    bounds = [("max_ms", longest)]
+    if default is not None:
+        bounds.insert(0, ("default_ms", default))
+    elif not model.given("deadline", "default_ms") and promised is not None:
+        bounds.insert(0, ("default_ms", default_deadline_ms(longest, promised)))
+    total = sum(value for value in parts if value is not None)
+    for name, bound in bounds:
+        if total > bound:
+            origin = "" if model.given("deadline", name) else ", the default,"
+            message = f"the stages come to {total:g} ms, more than `deadline.{name}` ({bound:g}{origin} ms)"
+            path: Path = ("deadline", "stages")
+            _add(problems, model, path, message, f"shorten some, or write `{name}: {math.ceil(total)}` or more")
+            return

@@ -156,6 +156,7 @@ CHECKS = """Values that are right alone can be wrong together. Checked as well:
   that names them.
 - Every model has one file.
 - `deadline.default_ms` is at most `deadline.max_ms`, and `objective.p99_ms` at most either.
+- The stages of `deadline.stages` come to at most `deadline.default_ms`, and to at most `deadline.max_ms`.
 - `limits.body_bytes_max` is at most the pool's `message_bytes_max`, `gateway.grpc.message_bytes_max` and
   `gateway.body_memory_bytes`; a pool's `message_bytes_max` is at most `gateway.grpc.message_bytes_max`.
 - `split` gives at least one version a weight above 0, and names only versions of `versions` if that is given.

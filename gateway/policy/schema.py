@@ -18,6 +18,7 @@ from gateway.policy.identity_schema import IdentityPolicy
 from gateway.policy.port_schema import KIB, MIB
 from gateway.policy.port_schema import GrpcLimits as GrpcLimits
 from gateway.policy.port_schema import HttpLimits as HttpLimits
+from gateway.policy.stage_schema import Stages as Stages
 from gateway.policy.strict import Strict as Strict
 from gateway.policy.tls_schema import ServerTls, UpstreamTls
 
@@ -247,6 +248,13 @@ class Deadline(Strict, frozen=True, kw_only=True):
         Annotated[float, Meta(gt=0, le=604_800)] | None,
         Meta(description="Streams: limit of the whole, also for callers that wish for more. Default: none."),
     ] = None
+    stages: Annotated[
+        Stages | None,
+        Meta(
+            description="The deadline split over the stages of a call. Time that a stage does not use passes on. A "
+            "caller's shorter deadline shrinks all in proportion. Default: no split; one budget covers the call."
+        ),
+    ] = None
 
 
 class Limits(Strict, frozen=True, kw_only=True):
@@ -426,7 +434,12 @@ class ModelPolicy(Strict, frozen=True, kw_only=True):
         """Seconds for a caller that names no deadline."""
         if self.deadline.default_ms is not None:
             return self.deadline.default_ms / 1000
-        return min(self.deadline.max_ms, max(1000.0, 10 * self.objective.p99_ms)) / 1000
+        return default_deadline_ms(self.deadline.max_ms, self.objective.p99_ms) / 1000
+
+
+def default_deadline_ms(max_ms: int, p99_ms: float) -> float:
+    """Of a policy that names none."""
+    return min(max_ms, max(1000.0, 10 * p99_ms))
 
 
 class PolicySet(Struct, frozen=True, kw_only=True):

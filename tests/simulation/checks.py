@@ -12,10 +12,11 @@ from gateway.core.call import Call
 from gateway.core.errors import Reason
 from gateway.core.outcome import Outcome
 from gateway.decide.admission import QUEUE_MIN
-from gateway.edge.grpc_stream import EXPIRY_GRACE_S
+from gateway.edge.expiry import EXPIRY_GRACE_S
 from gateway.policy.schema import ModelPolicy
 from tests.simulation.batcher import answer_digest
 from tests.simulation.class_checks import CLASS_CHECKS
+from tests.simulation.deadline_checks import DEADLINE_CHECKS
 from tests.simulation.plans import CallPlan
 from tests.simulation.report import Ending, Report, record_key
 from tests.simulation.sequence_checks import SEQUENCE_CHECKS
@@ -238,7 +239,7 @@ CHECKS: tuple[Callable[[Report], Iterator[str]], ...] = (
 def violations(report: Report) -> list[str]:
     """All violations of a run, each with the name of its invariant."""
     found = [f"on the spot: {text}" for text in report.violations]
-    for check in (*CHECKS, *STREAM_CHECKS, *SEQUENCE_CHECKS, *CLASS_CHECKS):
+    for check in (*CHECKS, *STREAM_CHECKS, *SEQUENCE_CHECKS, *CLASS_CHECKS, *DEADLINE_CHECKS):
         found += [f"{check.__name__}: {text}" for text in check(report)]
     return found
 

@@ -195,6 +195,7 @@ class CodecClient(Http2ReplicaClient):
             if path != INFER:
                 return await super().infer(message, metadata, timeout_s, tail, path)
             ways, key = self._ways, (self.address, message + tail)
+            self.network.on_limit(message + tail, timeout_s)
             token = self.network.on_infer(self.address, message + tail)
             ways.begin(key)
             try:

@@ -7,6 +7,7 @@ gRPC does) or goes on to answer in its own words until it ends.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -147,7 +148,7 @@ class ReplicaConnection(Http2End):
 class ReplicaCall(EndStream):
     """One RPC inside the server."""
 
-    __slots__ = ("_connection", "_deframer", "_done", "_path", "_request", "_said_head", "message", "stream")
+    __slots__ = ("_connection", "_deframer", "_done", "_path", "_request", "_said_head", "_told_s", "message", "stream")
 
     def __init__(self, connection: ReplicaConnection) -> None:
         super().__init__()
@@ -156,6 +157,7 @@ class ReplicaCall(EndStream):
         self._path = b""
         self._request: Request | None = None
         self._said_head = False
+        self._told_s = math.inf
         self._done = False
         self.message: bytes | None = None
         """Of an RPC that has one."""
@@ -169,7 +171,8 @@ class ReplicaCall(EndStream):
         self._check(found)
         self._path = found.get(b":path", b"")
         if b"grpc-timeout" in found:
-            connection.machine.after(timeout_s(found[b"grpc-timeout"]), self._late)
+            self._told_s = timeout_s(found[b"grpc-timeout"])
+            connection.machine.after(self._told_s, self._late)
         if self._path == STREAM_INFER:
             number = int(found[STREAM_NUMBER])
             if not connection.machine.listening:
@@ -259,6 +262,7 @@ class ReplicaCall(EndStream):
     def _begin(self, message: bytes) -> None:
         machine = self._connection.machine
         if self._path == INFER:
+            self._connection.ways.network.on_told(message, self._told_s)
             if machine.process is Process.UP:
                 self._request = machine.infer(message, self._answered)
             else:

@@ -57,6 +57,10 @@ class Network:
         `on_infer_end` when the gateway's waiting is over.
         """
         self.on_infer_end: Callable[[object], None] = lambda token: None
+        self.on_limit: Callable[[bytes, float], object] = lambda message, limit_s: None
+        """Called with (request, time limit) for every single inference, before `on_infer`."""
+        self.on_told: Callable[[bytes, float], object] = lambda message, told_s: None
+        """Called with (request, `grpc-timeout` in seconds) when one that left as bytes is at its machine."""
         self._held: list[tuple[str, Callable[[], None]]] = []
 
     # -- faces ----------------------------------------------------------------------------------------------------
@@ -317,6 +321,7 @@ class NetworkClient:
         def operation(machine: Triton, exchange: Exchange) -> None:
             exchange.request = machine.infer(message, exchange.back)
 
+        self.network.on_limit(message, timeout_s)
         token = self.network.on_infer(self.address, message)
         try:
             return bytes(await self._call(operation, timeout_s))

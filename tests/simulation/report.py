@@ -110,6 +110,10 @@ class Report:
     """How often each question was run, over all machines."""
     out_until_s: dict[bytes, float] = field(default_factory=dict)
     """When the gateway stopped waiting for each question's answer from a machine."""
+    limits: dict[bytes, list[tuple[float, float]]] = field(default_factory=dict)
+    """When each question that goes by itself left the gateway, and how long the gateway was going to wait for it."""
+    told: dict[bytes, list[float]] = field(default_factory=dict)
+    """What machines were told of that, where they were told in bytes."""
     left_at_s: dict[int, float] = field(default_factory=dict)
     """When the client of a call went away."""
     sent_at_s: dict[int, float] = field(default_factory=dict)

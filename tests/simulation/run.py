@@ -186,6 +186,7 @@ async def play(world: World, build: Builder) -> Report:
     report.on_call_ended, report.on_session_ended = watch.call_ended, watch.session_ended
     report.on_call_finished = watch.call_finished
     report.sequence_logs = [triton.sequences for triton in world.machines.values()]
+    world.network.on_limit, world.network.on_told = watch.limited, watch.told
     world.network.on_infer, world.network.on_infer_end = watch.begin, watch.end
     for triton in world.machines.values():
         triton.start()

@@ -29,6 +29,7 @@ from gateway.policy.schema import (
     RecordsPolicy,
     Replicas,
     Scrape,
+    Stages,
     StaticReplica,
     Warmup,
 )
@@ -121,6 +122,8 @@ def scenario(seed: int, calls: int | None = None) -> Scenario:
     as_bytes, codecs = seed % 2 == 1, seed % 4 in (1, 2)
     if codecs:
         tags.append("codecs")
+    if seed % 7 < 2:
+        tags.append("stages")
     come_until_s = calls_end_s if shutdown_s is None else min(calls_end_s, shutdown_s + AFTER_SHUTDOWN_S)
     drawn = StreamPlans(streams, specs, max((plan.number for plan in plans), default=-1) + 1, (loaded_s, come_until_s))
     drawn.draw_all(generate=as_bytes, share=1.0 if calls is None else min(1.0, calls / 100))
@@ -197,11 +200,24 @@ def _policies(
     # Not drawn, so that the seeds that once found something still mean what they meant.
     for number, (name, policy) in enumerate(models.items()):
         models[name] = replace(policy, read_only=(seed + number) % 3 != 0)
+        if seed % 7 < 2:
+            models[name] = replace(models[name], deadline=replace(policy.deadline, stages=_stages(seed, number)))
     records = RecordsPolicy()
     if draw.random() < 0.1:
         records = RecordsPolicy(queue_records_max=draw.choice((2, 12)))
     fleet = FleetPolicy(pools={POOL: pool}, records=records)
     return PolicySet(revision=f"{seed:012x}", base_dir="/sim", fleet=fleet, models=models)
+
+
+def _stages(seed: int, number: int) -> Stages:
+    """A split that now and then is too short for somebody."""
+    draw = random.Random(f"stages/{seed}/{number}")
+    return Stages(
+        ingress_ms=draw.choice((None, 5.0, 20.0)),
+        features_ms=draw.choice((None, None, 40.0)),
+        inference_ms=draw.choice((10.0, 45.0, 200.0)),
+        postprocessing_ms=draw.choice((None, 2.0, 20.0, 150.0)),
+    )
 
 
 def _model_policy(draw: random.Random, spec: ModelSpec) -> ModelPolicy:

@@ -38,7 +38,7 @@ class Watch:
     def begin(self, machine: str, message: bytes) -> object:
         world = self._world
         request = pb.ModelInferRequest.FromString(message)
-        question = request.raw_input_contents[0] if request.raw_input_contents else b""
+        question = _question(message)
         if not question.startswith(b"call-"):
             return None  # a warm-up's: it holds no slot
         report, key = world.report, (machine, request.model_name, request.model_version)
@@ -59,6 +59,18 @@ class Watch:
         if number in report.by_stream:
             self._streaming[number] = key
         return key, question, number
+
+    def limited(self, message: bytes, limit_s: float) -> None:
+        """A single inference is about to leave, with so much time."""
+        question = _question(message)
+        if question.startswith(b"call-"):
+            self._world.report.limits.setdefault(question, []).append((self._world.loop.time(), limit_s))
+
+    def told(self, message: bytes, told_s: float) -> None:
+        """What its replica was told of that."""
+        question = _question(message)
+        if question.startswith(b"call-"):
+            self._world.report.told.setdefault(question, []).append(told_s)
 
     def call_ended(self, number: int) -> None:
         """The stack has done with a call."""
@@ -153,3 +165,8 @@ class Watch:
                 continue
             return True
         return False
+
+
+def _question(message: bytes) -> bytes:
+    request = pb.ModelInferRequest.FromString(message)
+    return bytes(request.raw_input_contents[0]) if request.raw_input_contents else b""

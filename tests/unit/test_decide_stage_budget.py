@@ -43,9 +43,8 @@ def test_the_points_lie_on_the_clock_of_the_call() -> None:
 
 def test_a_stage_that_was_quick_leaves_its_time_to_the_next() -> None:
     subject = line(0.120)
-    assert subject.remaining_s("features", 0.002) == pytest.approx(0.053), "40 ms and the 13 that ingress left"
-    assert subject.remaining_s("features", 0.030) == pytest.approx(0.025)
-    assert subject.remaining_s("features", 0.200) == 0.0
+    assert subject.overrun_s("features", 0.002, 0.055) == 0.0, "40 ms and the 13 that ingress left"
+    assert subject.overrun_s("features", 0.002, 0.056) == pytest.approx(0.001)
 
 
 @pytest.mark.parametrize(
@@ -61,34 +60,6 @@ def test_stages_without_seconds_have_no_time_of_their_own_but_inference_has_the_
     split: dict[Stage, float], expected: list[float]
 ) -> None:
     assert points(line(0.1, split)) == pytest.approx(expected)
-
-
-def test_a_model_server_is_told_less_for_each_attempt_and_never_what_comes_after() -> None:
-    subject = line(0.620)
-    told = [subject.upstream_s(now_s) for now_s in (0.0, 0.250, 0.500)]
-    assert told == pytest.approx([0.600, 0.350, 0.100])
-    assert subject.upstream_s(0.601) == 0.0
-
-
-def test_without_a_split_a_small_margin_is_kept_so_that_the_gateway_answers_first() -> None:
-    subject = line(0.600, {})
-    assert [subject.upstream_s(now_s) for now_s in (0.0, 0.250, 0.500)] == pytest.approx([0.595, 0.345, 0.095])
-    assert subject.upstream_s(0.596) == 0.0
-    assert line(0.010, {}).upstream_s(0.0) == pytest.approx(0.009), "a tenth of a short deadline at most"
-
-
-def test_a_declared_end_that_is_shorter_than_the_margin_does_not_shrink_it() -> None:
-    assert line(1.0, {"postprocessing": 0.001}).upstream_s(0.0) == pytest.approx(0.995)
-
-
-def test_what_cannot_finish_is_refused_before_it_is_sent() -> None:
-    feasible = StageBudget.feasible
-    assert feasible(0.030, 0.025) == (True, "ok")
-    assert feasible(0.025, 0.025) == (True, "ok")
-    assert feasible(0.024, 0.025) == (False, "too_short")
-    assert feasible(0.0, 0.025) == (False, "passed")
-    assert feasible(-1.0, 0.0) == (False, "passed")
-    assert feasible(0.001, 0.0) == (True, "ok"), "nothing is known of the service yet"
 
 
 def test_an_overrun_is_the_stages_own_and_not_that_of_those_behind_it() -> None:
@@ -111,19 +82,17 @@ def test_a_stage_without_seconds_never_overruns() -> None:
 def test_a_deadline_in_the_past_leaves_nothing() -> None:
     subject = StageBudget(StageSettings(SPLIT)).line(5.0, 4.0)
     assert points(subject) == [5.0] * 4
-    assert subject.upstream_s(5.0) == 0.0
     assert subject.overrun_s("features", 5.0, 5.5) == pytest.approx(0.5)
 
 
 def test_a_stream_without_a_limit_has_points_before_inference_only() -> None:
     subject = StageBudget(StageSettings(SPLIT)).line(0.0, math.inf)
     assert points(subject) == [0.015, pytest.approx(0.055), math.inf, math.inf]
-    assert subject.upstream_s(1.0) == math.inf
     assert subject.overrun_s("inference", 0.1, 1000.0) == 0.0
     assert subject.overrun_s("features", 0.0, 0.155) == pytest.approx(0.1)
 
 
-def test_overruns_are_counted_by_stage_and_the_worst_is_named() -> None:
+def test_overruns_are_counted_by_stage_and_the_one_with_most_is_named() -> None:
     subject = StageOverruns()
     assert subject.statistics(0.0)["most"] == ""
     for over_s in (0.0, 0.010, 0.030, 0.0):
@@ -133,8 +102,14 @@ def test_overruns_are_counted_by_stage_and_the_worst_is_named() -> None:
     features = figures["stages"]["features"]
     assert (features["calls"], features["overruns"], features["worst_s"]) == (4, 2, 0.030)
     assert features["over_s"] == pytest.approx(0.040)
-    assert figures["stages"]["ingress"] == {"calls": 0, "overruns": 0, "over_s": 0.0, "worst_s": 0.0}
+    assert figures["stages"]["ingress"] == {"calls": 0, "overruns": 0, "cut": 0, "over_s": 0.0, "worst_s": 0.0}
     assert figures["most"] == "features"
+    for _ in range(2):
+        subject.note("inference", 0.0, cut=True)
+    figures = subject.statistics(0.0)
+    inference = figures["stages"]["inference"]
+    assert (inference["calls"], inference["overruns"], inference["cut"]) == (3, 3, 2)
+    assert figures["most"] == "inference", "of what was cut short nobody knows how long it would have been"
 
 
 def test_only_names_of_the_schema_are_counted() -> None:
@@ -153,8 +128,6 @@ def test_only_names_of_the_schema_are_counted() -> None:
         ({"seconds": {"inference": math.nan}}, "budget of inference"),
         ({"seconds": {"features": math.inf}}, "budget of features"),
         ({"seconds": {"feature": 0.1}}, "'feature' is no stage"),
-        ({"margin_s": -0.1}, "margin_s"),
-        ({"margin_s": math.nan}, "margin_s"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_by_name(settings: dict[str, object], match: str) -> None:
@@ -169,14 +142,13 @@ SECONDS = st.floats(1e-6, 100)
     st.dictionaries(st.sampled_from(STAGES), SECONDS),
     st.floats(0, 1e6),
     st.floats(-1, 1000),
-    st.floats(0, 0.1),
     st.lists(st.floats(0, 50), min_size=5, max_size=5),
 )
 @settings(max_examples=200, deadline=None)
 def test_on_any_line_the_points_are_in_order_and_the_last_is_the_deadline(
-    split: dict[Stage, float], arrived_s: float, deadline_s: float, margin_s: float, spans: list[float]
+    split: dict[Stage, float], arrived_s: float, deadline_s: float, spans: list[float]
 ) -> None:
-    budget = StageBudget(StageSettings(split, margin_s))
+    budget = StageBudget(StageSettings(split))
     end_s = arrived_s + deadline_s
     subject = budget.line(arrived_s, end_s)
     found = points(subject)
@@ -194,8 +166,6 @@ def test_on_any_line_the_points_are_in_order_and_the_last_is_the_deadline(
         over_s = subject.overrun_s(stage, started_s, now_s)
         assert 0.0 <= over_s <= span_s + 1e-6
         blamed_s += over_s
-        told_s = subject.upstream_s(now_s)
-        assert 0.0 <= told_s <= max(0.0, end_s - now_s)
     if len(split) == len(STAGES):
         late_s = now_s - max(end_s, arrived_s)
         assert blamed_s >= late_s - 1e-6

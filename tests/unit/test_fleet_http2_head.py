@@ -80,15 +80,15 @@ def test_metadata_that_grpc_can_carry_goes_out_behind_the_shared_fields(
         assert dict(fields[len(shared) :]) == carried
 
 
-def test_the_time_limit_that_is_told_is_never_shorter_and_hardly_longer() -> None:
+def test_the_time_limit_that_is_told_is_never_shorter_and_at_most_a_millisecond_longer() -> None:
     chance, decoder = random.Random(1), HpackDecoder(4096, 65_536)
     limits = [chance.choice((0.004, 0.2, 2.0, 20.0, 200.0, 2000.0)) * (0.5 + chance.random()) for _ in range(2000)]
-    for limit_s in (0.0001, 0.1, 0.0999999, 1.0, 9.9999999, 10.0, 999.99, 1000.0, *limits):
+    for limit_s in (0.0001, 0.1, 0.0999999, 1.0, 9.9999999, 10.0, 99.9999, 999.99, 1000.0, 99_998.9, *limits):
         for _ in range(2):  # worked out, and remembered
             ((name, value),) = decoder.decode(request_block("", (), limit_s)).fields
             assert name == b"grpc-timeout"
             told_s = parse_timeout(value)
-            assert limit_s <= told_s <= max(0.0011, limit_s * 1.05)
+            assert limit_s - 1e-9 <= told_s <= limit_s + 0.001
 
 
 def test_a_time_limit_that_has_passed_is_told_as_the_least_whatever_limits_were_told_before() -> None:

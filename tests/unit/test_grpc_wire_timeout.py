@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import random
 import re
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -77,25 +75,18 @@ def test_values_that_are_remembered_are_bounded_in_number_and_size() -> None:
     ("timeout_s", "value"),
     [
         (1.0, b"1000m"),
-        (0.9999, b"990m"),
-        (0.99, b"990m"),
+        (0.599, b"599m"),
+        (0.5990001, b"600m"),
         (0.29, b"290m"),
-        (0.1019, b"100m"),
-        (0.2049, b"200m"),
-        (0.5099, b"500m"),
-        (0.01234, b"12200u"),
-        (0.0001, b"100u"),
-        (0.00001234, b"12200n"),
-        (1e-9, b"1n"),
-        (4e-10, b"1n"),
-        (37e-9, b"37n"),
-        (0.0, b"1n"),
-        (-5.0, b"1n"),
-        (-math.inf, b"1n"),
+        (0.0004, b"1m"),
+        (0.0, b"1m"),
+        (-5.0, b"1m"),
+        (-math.inf, b"1m"),
         (3600.0, b"3600000m"),
-        (99_999.0, b"99000000m"),
-        (100_000.0, b"100000S"),
-        (99_999_998.9, b"99000000S"),
+        (99_998.9999, b"99999000m"),
+        (99_999.0, b"99999S"),
+        (604_800.5, b"604801S"),
+        (99_999_998.9, b"99999999S"),
         (1e9, b"99999999S"),
         (math.inf, b"99999999S"),
     ],
@@ -109,26 +100,10 @@ def test_what_is_no_number_is_our_own_error() -> None:
         encode_timeout(math.nan)
 
 
-TIMES = st.one_of(st.floats(0, 1e8), st.floats(0, 100), st.floats(0, 1), st.floats(0, 1e-3))
-
-
-@given(TIMES)
-def test_it_is_rounded_down_by_little(timeout_s: float) -> None:
+@given(st.one_of(st.floats(0, 1e8), st.floats(0, 100), st.floats(0, 1), st.floats(0, 1e-3)))
+def test_it_is_rounded_up_by_little(timeout_s: float) -> None:
     value = encode_timeout(timeout_s)
     assert VALID.fullmatch(value)
     sent_s = parse_timeout(value)
-    assert sent_s <= max(timeout_s * (1 + 1e-12) + 0.6e-9, 1e-9)
-    assert sent_s >= min(timeout_s * 0.975 - 1e-9, timeout.LONGEST_S)
-
-
-def test_less_time_is_never_sent_as_more_and_a_sent_value_is_sent_as_itself() -> None:
-    chance = random.Random(1)
-    times = sorted(chance.uniform(0, 10) * 10 ** chance.randint(-9, 7) for _ in range(20_000))
-    sent = [parse_timeout(encode_timeout(time)) for time in times]
-    assert all(first <= second for first, second in pairwise(sent))
-    assert all(encode_timeout(value) == encode_timeout(parse_timeout(encode_timeout(value))) for value in sent)
-
-
-def test_a_time_limit_that_runs_out_takes_few_values() -> None:
-    assert len({encode_timeout(1 - step / 100_000) for step in range(10_001)}) == 11  # 1 s to 0.9 s
-    assert len({encode_timeout(1 + step / 10_000) for step in range(90_000)}) == 160  # 1 s to 10 s
+    assert sent_s >= min(timeout_s, timeout.LONGEST_S) * (1 - 1e-12)
+    assert sent_s <= timeout_s + (0.0010001 if timeout_s < 99_999 else 1.0)

@@ -72,6 +72,9 @@ class Rules:
     def stream_limits(self, model: str) -> StreamLimits:
         raise AssertionError("no call here is a stream")
 
+    def never_routed(self, call: Call) -> None:
+        pass
+
 
 # --- record ---
 

@@ -76,6 +76,9 @@ class Rules:
     def stream_limits(self, model: str) -> StreamLimits:
         return self._limits
 
+    def never_routed(self, call: Call) -> None:
+        pass
+
 
 def make_call(timeout_s: float | None = None, *, arrived_s: float = 1000.0, session_s: float = INFINITY) -> Call:
     call = Call(

@@ -18,6 +18,7 @@ from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.snapshot import FleetSnapshot, GpuView, ModelState, ModelView, ReplicaState, ReplicaView
+from gateway.decide.stage_budget import StageOverruns
 from gateway.observe import labels
 from gateway.observe.document import page
 from gateway.observe.frozen import SERIES_MAX
@@ -28,6 +29,7 @@ from gateway.observe.readings import (
     fleet_readings,
     job_readings,
     sequence_readings,
+    stage_readings,
     upstream_readings,
 )
 from gateway.observe.stages import STAGES, stage_seconds
@@ -234,6 +236,7 @@ def fill(of: Metrics) -> bool:
     of.add_source("files", lambda _: file_readings([("keys", 1, False, 0.0), ("listen_tls", 2, True, 1.8e9)]))
     counts = dict.fromkeys(("started", "adopted", "ended", "lost", "expired", "evicted", "live", "waiting"), 1)
     of.add_source("sequences", lambda _: sequence_readings([("fraud", counts)], of))
+    of.add_source("stages", lambda _: stage_readings([("fraud", StageOverruns().statistics(0.0))], of))
     names = [
         "connections",
         "connects",

@@ -116,7 +116,7 @@ CASES = {
             6,
             1,
             "deadline: there is no value (null); fill in some of its keys (default_ms, max_ms, first_response_s, "
-            "idle_s, total_s), or remove it",
+            "idle_s, total_s, stages), or remove it",
         ),
     ),
     "scalar for section": model(
@@ -315,6 +315,33 @@ CASES = {
         "p99_ms: 50", "p99_ms: 40000", (3, 21, "longer than `deadline.max_ms` (30000)")
     ),
     # Not available yet.
+    "stages beyond the default deadline": model(
+        "deadline: {default_ms: 100, stages: {ingress_ms: 40, inference_ms: 61.5}}\n",
+        (
+            6,
+            37,
+            "deadline.stages: the stages come to 101.5 ms, more than `deadline.default_ms` (100 ms); shorten some, "
+            "or write `default_ms: 102` or more",
+        ),
+    ),
+    "stages beyond the default of the default deadline": model(
+        "deadline: {stages: {inference_ms: 1001}}\n",
+        (6, 20, "the stages come to 1001 ms, more than `deadline.default_ms` (1000, the default, ms)"),
+    ),
+    "stages without inference": model(
+        "deadline: {stages: {ingress_ms: 1}}\n", (6, 20, "deadline.stages: the key `inference_ms` is missing")
+    ),
+    "a stage that there is not": model(
+        "deadline: {stages: {inference_ms: 40, post_processing_ms: 5}}\n",
+        (6, 39, "deadline.stages.post_processing_ms: unknown key; did you mean `postprocessing_ms`"),
+    ),
+    "a stage in seconds": model(
+        "deadline: {stages: {inference_s: 0.04}}\n", (6, 21, "did you mean `inference_ms` (milliseconds)? Write")
+    ),
+    "a stage without time": model(
+        "deadline: {stages: {inference_ms: 0}}\n", (6, 35, "write above 0 and at most 86400000 milliseconds")
+    ),
+    "stages in the wrong place": model("stages: {inference_ms: 40}\n", (6, 1, "it belongs under `deadline`")),
     "a later key at another depth": model(
         "deadline: {coalesce: 3, max_ms: 100}\n", (6, 12, "deadline.coalesce: not available yet")
     ),

@@ -98,7 +98,7 @@ def test_an_error_reads_as_file_line_column_key_message_remedy(tmp_path: Path, m
         load_policies("policies")
     assert str(caught.value) == (
         "policies/models/fraud.yaml:7:3: deadline.default_s: unknown key; did you mean `default_ms` (milliseconds)? "
-        "Write `default_ms: 5000`; allowed: default_ms, max_ms, first_response_s, idle_s, total_s"
+        "Write `default_ms: 5000`; allowed: default_ms, max_ms, first_response_s, idle_s, total_s, stages"
     )
     assert caught.value.problems == (
         PolicyProblem(
@@ -108,7 +108,7 @@ def test_an_error_reads_as_file_line_column_key_message_remedy(tmp_path: Path, m
             "deadline.default_s",
             "unknown key",
             "did you mean `default_ms` (milliseconds)? Write `default_ms: 5000`",
-            ("default_ms", "max_ms", "first_response_s", "idle_s", "total_s"),
+            ("default_ms", "max_ms", "first_response_s", "idle_s", "total_s", "stages"),
         ),
     )
 

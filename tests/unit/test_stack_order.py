@@ -14,5 +14,5 @@ def test_positions_are_named_once_and_each_has_a_reason() -> None:
 def test_the_order_is_the_designs() -> None:
     assert [position.name for position in POSITIONS] == [
         "edge", "record", "gate", "deadline", "route", "sequence", "ladder", "cache", "coalesce", "features", "shadow",
-        "admit", "attempts", "track", "transport",
+        "stages", "admit", "attempts", "track", "transport",
     ]  # fmt: skip

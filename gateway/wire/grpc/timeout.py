@@ -6,6 +6,7 @@ Source: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md, "Timeout
 from __future__ import annotations
 
 import re
+from math import ceil
 
 from gateway.core.codes import Code
 from gateway.wire.grpc.errors import GrpcFault
@@ -15,7 +16,8 @@ _UNIT_NS = {b"n": 1, b"u": 10**3, b"m": 10**6, b"S": 10**9, b"M": 60 * 10**9, b"
 _TIMEOUT = re.compile(rb" *([0-9]{1,18}) *([HMSmun]) *")
 LONGEST_S = 99_999_999.0
 """The longest that `encode_timeout` says: three years."""
-_LONGEST = b"99999999S"
+_WHOLE_MS_MAX_S = 99_999.0
+"""More would need a ninth digit."""
 
 _VALUES_MAX = 1024
 _VALUE_BYTES_MAX = 16
@@ -42,26 +44,10 @@ def parse_timeout(value: bytes) -> float:
 
 
 def encode_timeout(timeout_s: float) -> bytes:
-    """`timeout_s` as a value of `grpc-timeout`, rounded down by less than 2.5 %.
-
-    Three significant digits, of which the last goes in steps of 2 (numbers that begin with 1), 5 (2 to 4) or 10: while
-    a time limit runs out the same value is sent again and again, and so the same header block. No time left is `1n`,
-    because the protocol wants a positive number; more than `LONGEST_S` is that. Raises ValueError for NaN alone.
+    """`timeout_s` as a value of `grpc-timeout`, rounded up to whole milliseconds, from `_WHOLE_MS_MAX_S` on to whole
+    seconds. No time left is `1m`, because the protocol wants a positive number; more than `LONGEST_S` is that. Raises
+    ValueError for NaN alone.
     """
-    if timeout_s >= LONGEST_S:
-        return _LONGEST
-    if timeout_s <= 1e-9:
-        return b"1n"
-    # To the nearest nanosecond: 0.29 s is a little less than 290 ms in binary, and would become 285.
-    left_ns = round(timeout_s * 1e9)
-    if left_ns >= 100:
-        scale = 10 ** (len(str(left_ns)) - 3)
-        number = left_ns // scale
-        left_ns = (number - number % (2 if number < 200 else 5 if number < 500 else 10)) * scale
-        if left_ns >= 10**14:
-            return b"%dS" % (left_ns // 10**9)
-        if left_ns >= 10**8:
-            return b"%dm" % (left_ns // 10**6)
-        if left_ns >= 10**5:
-            return b"%du" % (left_ns // 10**3)
-    return b"%dn" % left_ns
+    if timeout_s < _WHOLE_MS_MAX_S:
+        return b"%dm" % max(1, ceil(max(0.0, timeout_s) * 1000))
+    return b"%dS" % ceil(min(timeout_s, LONGEST_S))
