@@ -15,7 +15,9 @@ _RETRY = "sending a call again comes with the layer `attempts`"
 _BREAKER = "taking a failing replica out by its error rate comes with the layer `attempts`; probes work already"
 _ROLLOUT = "rollouts come with the version gate; until then move the weights of `split` by hand"
 _COHORT = "sticky choices between versions come with the full layer `route`"
-_REDIS = "the address of a Redis is given as SLUICE_REDIS_URL in the environment; only quotas are shared through it so far"
+_REDIS = (
+    "the address of a Redis is given as SLUICE_REDIS_URL in the environment; only quotas are shared through it so far"
+)
 _QUOTAS = "quotas on a model stand in fleet.yaml, under `quotas.tenants.<name>.models` or `quotas.default.models`"
 _CLASSES = "priority classes come with the full layer `admit`; all calls are equal until then"
 
