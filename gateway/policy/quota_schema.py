@@ -13,8 +13,8 @@ _Burst = Annotated[float, Meta(ge=1, le=10_000_000)]
 _Slots = Annotated[int, Meta(ge=1, le=1_000_000)]
 _RATE = Meta(description="Calls a second, over all gateways. Each message of a stream is a call. Default: no limit.")
 _BURST = Meta(
-    description="Calls that may come at once after a pause; only with `rate_per_s`. Default: one second of the rate, at "
-    "least 1."
+    description="Calls that may come at once after a pause; only with `rate_per_s`. Default: one second of the rate, "
+    "at least 1."
 )
 _SLOTS = Meta(
     description="Calls under way at a time, over all gateways; a stream counts until it ends. Default: no limit."
@@ -38,8 +38,8 @@ class TenantQuota(Strict, frozen=True, kw_only=True):
     models: Annotated[
         dict[str, Quota] | None,
         Meta(
-            description="Limits on single models, by the model's name, besides those above: a call must be within both. "
-            "Default: none."
+            description="Limits on single models, by the model's name, besides those above: a call must be within "
+            "both. Default: none."
         ),
     ] = None
 
