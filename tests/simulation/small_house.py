@@ -24,7 +24,7 @@ from gateway.core.service import Service
 from gateway.core.snapshot import FleetSnapshot, ModelState, ModelView, ReplicaState, ReplicaView
 from gateway.edge.grpc_port import GrpcPort
 from gateway.runtime.wheel import TimerWheel
-from gateway.stack import Stack, build_stack
+from gateway.stack import Stack, build_stack, quotas_of
 from tests.simulation.network import NetworkClient
 from tests.simulation.report import Front, Sink
 from tests.simulation.run import World
@@ -148,6 +148,7 @@ class SmallHouse:
             pick_chance=world.chance.stream("pick"),
             split_chance=world.chance.stream("split"),
             tuning=EAGER,
+            quotas=quotas_of(world.scenario.policies),
         )
         self.front = Front(world.report, wrap_service(self.stack.service))
         self.service: Service = self.front
