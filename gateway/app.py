@@ -65,6 +65,10 @@ ENVELOPE_BYTES = 64 * 1024
 """A message over a model's limit by no more than this reaches the gate, which refuses it in the gateway's own words."""
 CLOSE_LIMIT_S = 2.0
 RECORD_THREADS = 2
+STORE_ANSWER_S = 0.1
+"""What the shared store answers later counts as not answered. No call waits for it, so this may be longer than a call
+may: a loop that is busy for a moment must not take a healthy store for an ill one.
+"""
 CODING_THREADS = 2
 
 
@@ -85,7 +89,7 @@ class App:
         self._token = token
         self.clock = SystemClock()
         self.chance = Chance.from_system()
-        lease = LeaseSettings()
+        lease = LeaseSettings(answer_s=STORE_ANSWER_S)
         store = _quota_store(policies, redis_url, self.clock, lease)
         self._workers = ThreadWorkers(WORKER_THREADS, "sluice-worker")
         self._record_workers = ThreadWorkers(RECORD_THREADS, "sluice-records")

@@ -252,7 +252,11 @@ def build_stack(
     routes = CurrentRoutes(table)
     route = RouteLayer(routes, fleet, clock, split_chance)
     deadline = DeadlineLayer(route, clock, wheel, routes)
-    quota = None if quotas is None else QuotaLayer(deadline, quotas, clock, leases)
+    quota = (
+        None
+        if quotas is None
+        else QuotaLayer(deadline, quotas, clock, leases, by_model=policies.fleet.quotas.limits_models())
+    )
     gate = GateLayer(deadline if quota is None else quota, authenticator, routes)
     record = RecordLayer(gate, clock, sinks)
     return Stack(service=record, routes=routes, admissions=admissions, sequences=sequences, quota=quota)

@@ -169,7 +169,10 @@ _OUT = (
     ("x-sluice-attempts", "How many times the call was sent to a model server."),
     ("x-sluice-reason", "Why there is no answer: a reason of the table below."),
     (header_names.EXPLAIN, "On request."),
-    ("retry-after", "On 429 and 503: whole seconds, jittered. gRPC: `grpc-retry-pushback-ms`, when shed."),
+    (
+        "retry-after",
+        "On 429 and 503: whole seconds, jittered. gRPC: `grpc-retry-pushback-ms`, when shed or over quota.",
+    ),
     (
         "content-encoding",
         "Over HTTP, on answers to `infer` for which the caller's `accept-encoding` prefers `gzip` or `deflate`. "

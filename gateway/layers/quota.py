@@ -40,16 +40,20 @@ class Leases(Protocol):
 class QuotaLayer:
     """Counts calls by tenant, and by tenant and model. `leases` None: no store is shared."""
 
-    __slots__ = ("_inner", "_leases", "_now_s", "_quotas")
+    __slots__ = ("_by_model", "_inner", "_leases", "_now_s", "_quotas")
 
-    def __init__(self, inner: Service, quotas: Quotas, clock: Clock, leases: Leases | None = None) -> None:
+    def __init__(
+        self, inner: Service, quotas: Quotas, clock: Clock, leases: Leases | None = None, *, by_model: bool = True
+    ) -> None:
+        """`by_model`: there are limits on single models."""
+        self._by_model = by_model
         self._inner = inner
         self._quotas = quotas
         self._now_s = clock.now_s
         self._leases = leases
 
     async def send(self, call: Call) -> Reply:
-        tenant, model, now_s = call.identity.tenant, call.model, self._now_s()
+        tenant, model, now_s = call.identity.tenant, call.model if self._by_model else "", self._now_s()
         held = self._quotas.take(tenant, model, COST, now_s)
         leases = self._leases
         if leases is not None:

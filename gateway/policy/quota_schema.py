@@ -76,6 +76,10 @@ class Quotas(Strict, frozen=True, kw_only=True):
         ),
     ] = 10_000
 
+    def limits_models(self) -> bool:
+        """Whether any limit stands on a single model."""
+        return any(tenant.models for tenant in (*(self.tenants or {}).values(), self.default) if tenant is not None)
+
     def limits_nothing(self) -> bool:
         """Then no call is counted at all."""
         each = (*(self.tenants or {}).values(), *(() if self.default is None else (self.default,)))

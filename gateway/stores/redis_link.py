@@ -36,16 +36,9 @@ class RedisLink:
     """Raises `BadRedisUrlError`. Connects when it is first asked."""
 
     def __init__(self, url: str, now_s: Callable[[], float]) -> None:
+        self._url = url
         try:
-            self._redis: Redis = Redis.from_url(
-                url,
-                protocol=2,
-                socket_connect_timeout=CONNECT_LIMIT_S,
-                socket_timeout=None,  # `asyncio.timeout` around each question
-                retry=Retry(NoBackoff(), 0),
-                max_connections=2,
-                decode_responses=False,
-            )
+            self._redis = self._new()
         except (ValueError, TypeError, AttributeError, RedisError):
             raise BadRedisUrlError("it is not the address of a Redis (redis://, rediss:// or unix://)") from None
         self._now_s = now_s
@@ -56,6 +49,17 @@ class RedisLink:
         self._words = dict.fromkeys(("ok", "failed", "late", "skipped"), 0)
         self._last_error = ""
         self._told_ill = False
+
+    def _new(self) -> Redis:
+        return Redis.from_url(
+            self._url,
+            protocol=2,
+            socket_connect_timeout=CONNECT_LIMIT_S,
+            socket_timeout=None,  # `asyncio.timeout` around each question
+            retry=Retry(NoBackoff(), 0),
+            max_connections=1,
+            decode_responses=False,
+        )
 
     async def ready(self) -> bool:
         """Whether it may be asked now; connects if need be."""
@@ -124,9 +128,11 @@ class RedisLink:
             _log.warning("redis does not serve (%s); until it does, each gateway keeps to its share", self._last_error)
 
     async def _drop(self) -> None:
+        """Begin anew with a client that has no history."""
+        old, self._redis = self._redis, self._new()
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
-                await self._redis.connection_pool.disconnect(inuse_connections=True)
+                await old.connection_pool.disconnect(inuse_connections=True)
         except (TimeoutError, RedisError, OSError) as error:
             self._last_error = f"{type(error).__name__} while the connection was dropped"
 
