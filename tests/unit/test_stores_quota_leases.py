@@ -213,12 +213,34 @@ def test_over_any_time_all_gateways_together_keep_to_what_is_documented(
 
     made = play(main, QuotaSettings(rate_per_s=rate_per_s, burst=burst), count, 1 / count)
     granted_s = [at_s for gateway in made for at_s in gateway.granted_s]
-    lease_s = max(LEASE.lease_s, 1 / rate_per_s)
+    lease_s = max(LEASE.lease_s, count / rate_per_s)
     shares = count * max(1.0, burst / count)
     well = all(mood in ("well",) for mood in moods)
     if well:
         assert most(granted_s, rate_per_s) <= burst + rate_per_s * lease_s + shares + 1e-6
     assert most(granted_s, 2 * rate_per_s) <= (1 + losses) * burst + rate_per_s * lease_s + shares + 1e-6
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("burst", [1.0, 3.0, 20.0])
+@pytest.mark.parametrize("rate_per_s", [0.1, 1.0, 3.0, 20.0])
+@pytest.mark.parametrize("load", [0.5, 0.9, 1.0])
+def test_at_slow_rates_too_a_gateway_with_all_the_traffic_gets_all_of_the_limit(
+    rate_per_s: float, burst: float, load: float, count: int
+) -> None:
+    """What it leased must not lapse just before the next call comes."""
+    pause_s = 1 / (rate_per_s * load)
+    calls = min(200, int(3000 / pause_s))
+    refused = 0
+
+    async def main(store: Store, made: list[Gateway], loop: SimulationLoop) -> None:
+        nonlocal refused
+        for _ in range(calls):
+            refused += not made[0].call()
+            await asyncio.sleep(pause_s)
+
+    play(main, QuotaSettings(rate_per_s=rate_per_s, burst=burst), count, 1 / count)
+    assert refused <= 0.05 * calls
 
 
 def test_a_clock_that_is_set_back_refuses_nobody_for_long() -> None:
