@@ -25,6 +25,7 @@ from gateway.admin.token import TokenError, ensure_token
 from gateway.assembly import VERSION, Assembly, Parts
 from gateway.core.criticality import CLASS_OF
 from gateway.core.faces import Authenticator, Connector
+from gateway.decide.quota_lease import LeaseSettings
 from gateway.edge.explain import Explainer
 from gateway.edge.grpc_kit import GrpcKit
 from gateway.edge.grpc_servers import grpc_server
@@ -48,13 +49,14 @@ from gateway.policy.tls_files import TlsMaterial
 from gateway.policy.tls_schema import UpstreamTls
 from gateway.records.file_store import FileStore, breathe
 from gateway.runtime.chance import Chance
-from gateway.runtime.clock import SystemClock
+from gateway.runtime.clock import Clock, SystemClock
 from gateway.runtime.collector import settle
 from gateway.runtime.descriptors import raise_descriptor_limit
 from gateway.runtime.files import SystemFiles
 from gateway.runtime.listen import ListenError
 from gateway.runtime.watched import Watched
 from gateway.runtime.workers import ThreadWorkers
+from gateway.stores.face import QuotaStore
 
 _log = logging.getLogger("sluice")
 
@@ -64,6 +66,10 @@ ENVELOPE_BYTES = 64 * 1024
 """A message over a model's limit by no more than this reaches the gate, which refuses it in the gateway's own words."""
 CLOSE_LIMIT_S = 2.0
 RECORD_THREADS = 2
+STORE_ANSWER_S = 0.1
+"""What the shared store answers later counts as not answered. No call waits for it, so this may be longer than a call
+may: a loop that is busy for a moment must not take a healthy store for an ill one.
+"""
 CODING_THREADS = 2
 
 
@@ -74,7 +80,8 @@ class StartError(Exception):
 class App:
     """One gateway process."""
 
-    def __init__(self, policies: PolicySet, token: str) -> None:
+    def __init__(self, policies: PolicySet, token: str, redis_url: str = "") -> None:
+        """`redis_url`: what gateways share their quotas through; "": nothing. Raises `StartError` if it is none."""
         self.policies = policies
         self.hanging = False
         """A thread will not end: the process must end without it."""
@@ -83,6 +90,8 @@ class App:
         self._token = token
         self.clock = SystemClock()
         self.chance = Chance.from_system()
+        lease = LeaseSettings(answer_s=STORE_ANSWER_S)
+        store = _quota_store(policies, redis_url, self.clock, lease)
         self._workers = ThreadWorkers(WORKER_THREADS, "sluice-worker")
         self._record_workers = ThreadWorkers(RECORD_THREADS, "sluice-records")
         # Of their own: large bodies must not delay what is small.
@@ -128,6 +137,8 @@ class App:
                 authenticator=authenticator,
                 replica_key=hashlib.sha256(b"replica labels" + token.encode()).digest(),
                 breathe=breathe,
+                quota_store=store,
+                lease=lease,
             ),
         )
         gateway, assembly = policies.fleet.gateway, self.assembly
@@ -341,7 +352,22 @@ def resolve(policies: PolicySet, relative: str) -> Path:
     return Path(os.path.normpath(Path(policies.base_dir) / relative))
 
 
-async def serve(policies: PolicySet) -> int:
+def _quota_store(policies: PolicySet, url: str, clock: Clock, lease: LeaseSettings) -> QuotaStore | None:
+    """Redis, where there is one and something to share. That it answers is not asked: it may come and go."""
+    if not url:
+        return None
+    # The library takes a quarter of a second and some megabytes to import: only where it is used.
+    from gateway.stores.redis_link import BadRedisUrlError
+    from gateway.stores.redis_quota import RedisQuotaStore
+
+    try:
+        store = RedisQuotaStore(url, clock.now_s, lease_s=lease.lease_s, answer_s=lease.answer_s)
+    except BadRedisUrlError as error:
+        raise StartError(f"SLUICE_REDIS_URL cannot be used: {error}; write redis://host:6379/0, or unset it") from error
+    return None if policies.fleet.quotas.limits_nothing() else store
+
+
+async def serve(policies: PolicySet, redis_url: str = "") -> int:
     """Run a gateway until a signal ends it. Returns the exit code: 0 if all was orderly, 1 if calls were cut off or
     records lost. Raises `StartError`.
     """
@@ -359,7 +385,7 @@ async def serve(policies: PolicySet) -> int:
             "lower the keys",
             descriptors, connections_max,
         )  # fmt: skip
-    app = App(policies, token)
+    app = App(policies, token, redis_url)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 

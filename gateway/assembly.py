@@ -17,6 +17,8 @@ from gateway.core.faces import Authenticator, Connector, Files, Resolver
 from gateway.core.outcome import Outcome
 from gateway.core.service import Service
 from gateway.decide.bytebudget import ByteBudget
+from gateway.decide.quota import TenantQuota
+from gateway.decide.quota_lease import LeasedQuota, LeaseSettings
 from gateway.decide.tuning import Tuning
 from gateway.fleet.catalogue import FleetCatalogue
 from gateway.fleet.directory import Directory
@@ -28,8 +30,10 @@ from gateway.observe.readings import (
     admission_readings,
     fleet_readings,
     job_readings,
+    quota_readings,
     sequence_readings,
     stage_readings,
+    store_readings,
     upstream_readings,
 )
 from gateway.observe.table import Reading
@@ -42,7 +46,9 @@ from gateway.runtime.clock import Clock
 from gateway.runtime.supervisor import Supervisor
 from gateway.runtime.wheel import TimerWheel
 from gateway.runtime.workers import Workers
-from gateway.stack import Stack, build_stack
+from gateway.stack import Stack, build_stack, quotas_of
+from gateway.stores.face import QuotaStore
+from gateway.stores.quota_leases import QuotaLeases
 
 VERSION = "0.1.0"
 LOOP_LAG_INTERVAL_S = 0.25
@@ -66,6 +72,11 @@ class Parts:
     """Makes the replica labels of the public metrics page unguessable, and the same over restarts."""
     breathe: Callable[[], None] | None = None
     """Called by the record writer between lines, so that it lets go of the interpreter."""
+    quota_store: QuotaStore | None = None
+    """What gateways share their quotas through; None: each keeps to its share. Used only where the policies limit a
+    tenant, and closed with the assembly.
+    """
+    lease: LeaseSettings = field(default_factory=LeaseSettings)
     tuning: Tuning = field(default_factory=Tuning)
     wrap_transport: Callable[[Service], Service] = lambda service: service
     """For tests: put something between track and transport."""
@@ -137,6 +148,14 @@ class Assembly:
         )
         self.catalogue = FleetCatalogue(self.directory, policies, lambda: self.draining)
         self.transport = ReplicaTransport(self.directory, clock)
+        store, lease = parts.quota_store, parts.lease
+        quotas = quotas_of(
+            policies, TenantQuota if store is None else lambda settings, share: LeasedQuota(settings, share, lease)
+        )
+        self.quota_leases: QuotaLeases | None = None
+        if quotas is not None and store is not None:
+            name = f"{chance.stream('stores.gateway').getrandbits(64):016x}"
+            self.quota_leases = QuotaLeases(quotas, store, clock.now_s, gateway=name, lease=lease)
         self.stack: Stack = build_stack(
             policies,
             transport=parts.wrap_transport(self.transport),
@@ -149,6 +168,8 @@ class Assembly:
             pick_chance=chance.stream("decide.pick"),
             split_chance=chance.stream("decide.split"),
             tuning=parts.tuning,
+            quotas=quotas,
+            leases=self.quota_leases,
         )
         self.service: Service = self.stack.service
         self.directory.subscribe(lambda snapshot: self.metrics.fleet_changed(snapshot, clock.now_s()))
@@ -172,11 +193,15 @@ class Assembly:
         self.metrics.add_source("records", self.record_log.readings)
         self.metrics.add_source("jobs", lambda now_s: job_readings(self.supervisor.statistics(now_s)["restarts"]))
         self.metrics.add_source("gateway", self._gateway_readings)
+        if self.stack.quota is not None:
+            self.metrics.add_source("quotas", self._quota_readings)
 
     def start(self) -> None:
         """Begin to look for replicas and to write records. Inside the event loop."""
         self.record_log.start(self.supervisor)
         self.directory.start()
+        if self.quota_leases is not None:
+            self.supervisor.start("quota-leases", self.quota_leases.run)
         clock = self.parts.clock
         self.supervisor.start("loop-lag", lambda: watch_loop(clock.now_s, self.metrics.loop_lag, LOOP_LAG_INTERVAL_S))
 
@@ -188,6 +213,8 @@ class Assembly:
         await self.directory.stop()
         figures = await self.record_log.aclose()
         await self.supervisor.stop_all()
+        if self.parts.quota_store is not None:
+            await self.parts.quota_store.aclose()
         self.wheel.close()
         return figures
 
@@ -202,7 +229,15 @@ class Assembly:
             "body_memory": self.body_budget.statistics(now_s),
             "background": self.supervisor.statistics(now_s),
             "transport": self.transport.statistics(now_s),
+            "quotas": None if self.stack.quota is None else self.stack.quota.statistics(now_s),
+            "stores": [] if self.parts.quota_store is None else [self.parts.quota_store.statistics(now_s)],
         }
+
+    def _quota_readings(self, now_s: float) -> Iterable[Reading]:
+        if self.stack.quota is not None:
+            yield from quota_readings(self.stack.quota.counts(now_s))
+        if self.parts.quota_store is not None:
+            yield from store_readings(self.parts.quota_store.statistics(now_s))
 
     def _admission_rows(self, now_s: float) -> Iterable[tuple[str, str, str, int, int, int]]:
         for name, layer in self.stack.admissions.items():

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from gateway.core.faces import Authenticator, BodyLimits, SnapshotSource
 from gateway.core.service import Service
 from gateway.decide.attempt_budget import AttemptBudget
+from gateway.decide.quota import TenantQuota
+from gateway.decide.quota_table import MakeQuota, Quotas
 from gateway.decide.retry import RetrySettings
 from gateway.decide.split import Split
 from gateway.decide.stage_budget import StageBudget, StageSettings
@@ -22,6 +24,7 @@ from gateway.layers.attempts import AttemptsLayer
 from gateway.layers.cancels import Cancels
 from gateway.layers.deadline import DeadlineLayer, StreamLimits
 from gateway.layers.gate import GateLayer
+from gateway.layers.quota import Leases, QuotaLayer, settings_of
 from gateway.layers.record import CallSink, RecordLayer
 from gateway.layers.route import CurrentRoutes, ModelRoute, RouteLayer, RouteTable
 from gateway.layers.sequence import SequenceLayer
@@ -48,7 +51,8 @@ POSITIONS: tuple[Position, ...] = (
         "gate",
         True,
         "Before the body and before any budget: who calls and how much they send is known from headers, and a call "
-        "that must be refused should cost nothing.",
+        "that must be refused should cost nothing. Quotas of tenants, where there are any, come last in it: what is "
+        "refused for another reason costs its tenant none.",
     ),
     Position(
         "deadline",
@@ -114,6 +118,18 @@ class Stack:
     sequences: Mapping[str, SequenceLayer]
     stages: Mapping[str, StagesLayer]
     """Of the models whose policies split the deadline."""
+    quota: QuotaLayer | None = None
+    """None where no policy limits a tenant."""
+
+
+def quotas_of(policies: PolicySet, make: MakeQuota = TenantQuota) -> Quotas | None:
+    """The quotas that the policies declare; None if there are none. `make` makes leased ones, where a store is
+    shared.
+    """
+    quotas = policies.fleet.quotas
+    if quotas.limits_nothing():
+        return None
+    return Quotas(settings_of(quotas), 1.0 / quotas.gateways, entries_max=quotas.entries_max, make=make)
 
 
 def build_model_stack(
@@ -224,6 +240,8 @@ def build_stack(
     pick_chance: random.Random,
     split_chance: random.Random,
     tuning: Tuning | None = None,
+    quotas: Quotas | None = None,
+    leases: Leases | None = None,
 ) -> Stack:
     """Assemble all of it, from the inside out."""
     tuning = tuning or Tuning()
@@ -256,6 +274,13 @@ def build_stack(
     routes = CurrentRoutes(table)
     route = RouteLayer(routes, fleet, clock, split_chance)
     deadline = DeadlineLayer(route, clock, wheel, routes)
-    gate = GateLayer(deadline, authenticator, routes)
+    quota = (
+        None
+        if quotas is None
+        else QuotaLayer(deadline, quotas, clock, leases, by_model=policies.fleet.quotas.limits_models())
+    )
+    gate = GateLayer(deadline if quota is None else quota, authenticator, routes)
     record = RecordLayer(gate, clock, sinks)
-    return Stack(service=record, routes=routes, admissions=admissions, sequences=sequences, stages=stages)
+    return Stack(
+        service=record, routes=routes, admissions=admissions, sequences=sequences, stages=stages, quota=quota
+    )

@@ -1,4 +1,5 @@
-"""Load tools that people have, unmodified and set up without root rights: curl, wrk, and h2load.
+"""Programs that people have, unmodified and set up without root rights: curl, wrk and h2load, which make load, and
+Redis, which gateways share.
 
 What is on PATH is used. Else Debian's package is downloaded with all that it needs and this machine lacks, and unpacked
 into a folder of its own under `.run/tools`: nothing is installed, and dpkg's database stays as it is. Where apt's own
@@ -41,6 +42,7 @@ KINDS: Mapping[str, Kind] = {
     "curl": Kind("curl", "--version", re.compile(r"^curl ([0-9.]+)", re.MULTILINE)),
     "wrk": Kind("wrk", "-v", re.compile(r"^wrk (?:debian/)?([0-9.]+)", re.MULTILINE)),
     "h2load": Kind("nghttp2-client", "--version", re.compile(r"^h2load nghttp2/([0-9.]+)", re.MULTILINE)),
+    "redis-server": Kind("redis-server", "--version", re.compile(r"^Redis server v=([0-9.]+)", re.MULTILINE)),
 }
 
 

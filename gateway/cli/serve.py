@@ -20,7 +20,9 @@ EXAMPLE = """examples:
   sluice serve policies --http 127.0.0.1:9000
   sluice serve policies --loop asyncio --log-level debug
 
-SIGTERM drains and exits 0; a second signal ends at once."""
+SIGTERM drains and exits 0; a second signal ends at once. With SLUICE_REDIS_URL=redis://host:6379/0 in the environment
+several gateways share the quotas of tenants through that Redis."""
+REDIS_URL = "SLUICE_REDIS_URL"
 
 PORTS = ("http", "grpc", "metrics", "admin")
 
@@ -55,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         return fail(str(error))
     try:
-        return loop.run(serve(policies), arguments.loop)
+        return loop.run(serve(policies, os.environ.get(REDIS_URL, "")), arguments.loop)
     except (StartError, RuntimeError) as error:
         return fail(start_text(error, arguments), 1)
 

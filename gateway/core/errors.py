@@ -38,6 +38,12 @@ class Reason(enum.Enum):
     )
     TOO_LARGE = ("too_large", Code.RESOURCE_EXHAUSTED, "The body, or a header, is over its limit.")
     SLOW_BODY = ("slow_body", Code.DEADLINE_EXCEEDED, "The body did not arrive within the read timeout.")
+    QUOTA = (
+        "quota",
+        Code.RESOURCE_EXHAUSTED,
+        "The caller's tenant has used up its quota of calls a second, or of calls at a time; `retry-after` tells when "
+        "there is room.",
+    )
     BODY_MEMORY = (
         "body_memory",
         Code.RESOURCE_EXHAUSTED,

@@ -11,6 +11,9 @@ the clock of Redis, never a gateway's), and the simulation and the tests run gat
   have ended they count as held. So a gateway with all the slots gives way within a lease, and the sum stays exact.
 
 A store that forgot the cell begins with a full one: each loss is worth one burst, and the slots that are then in use.
+Its clock is a wall clock and may be set: forwards, that is worth one burst at most; backwards, the bucket fills on from
+the new time, and no lease of slots outlives one from now. (Waiting until the old time comes round again would mean
+refusing everybody for as long as the clock was wrong.)
 """
 
 from __future__ import annotations
@@ -71,6 +74,14 @@ class QuotaCell:
         self._stamp_s: float | None = None
         self._holdings: dict[str, _Holding] = {}
 
+    def replace(self, settings: QuotaSettings, share: float) -> None:
+        """Each question is judged by the limits of who asks. What was taken stays taken; a higher burst fills with
+        time.
+        """
+        self.settings = settings
+        self._share_slots = settings.share_slots(checked_share(share)) or 0
+        self._burst = settings.burst_tokens()
+
     def answer(self, gateway: str, ask: Ask, now_s: float) -> Grant:
         """`now_s` is the store's clock."""
         return Grant(self._tokens(ask, now_s), self._slots(gateway, ask, now_s))
@@ -80,15 +91,16 @@ class QuotaCell:
         if rate is None:
             return 0
         level = self._projected(rate, now_s)
-        self._stamp_s = now_s if self._stamp_s is None else max(now_s, self._stamp_s)
+        self._stamp_s = now_s
         level = max(level - ask.owed, -self._burst)
         tokens = max(0, min(ask.tokens, int(level + _ROUNDING)))
         self._level = level - tokens
         return tokens
 
     def _projected(self, rate: float, now_s: float) -> float:
-        elapsed_s = 0.0 if self._stamp_s is None else max(0.0, now_s - self._stamp_s)
-        return min(self._burst, self._level + elapsed_s * rate)
+        if self._stamp_s is None:
+            return self._burst
+        return min(self._burst, self._level + max(0.0, now_s - self._stamp_s) * rate)
 
     def _slots(self, gateway: str, ask: Ask, now_s: float) -> int:
         limit = self.settings.concurrency_max
@@ -96,6 +108,7 @@ class QuotaCell:
             return 0
         others = 0
         for name, holding in tuple(self._holdings.items()):
+            holding.until_s = min(holding.until_s, now_s + self._lease_s)
             if holding.until_s <= now_s:
                 del self._holdings[name]
             elif name != gateway:

@@ -5,7 +5,8 @@ lease, before it runs out, and decides each call at once from what it has. No ca
 in this order:
 
 1. leased tokens, until `lease_s` after they were asked for (by this gateway's clock, so never later than the store
-   thinks); for a slow rate until one token's time, or most would lapse unused;
+   thinks); for a slow rate until the share has made one token, or a gateway with all the traffic would see most of its
+   leases lapse between two calls;
 2. nothing, where the store just said that there is no more: the call is refused;
 3. the gateway's fixed share, where the store has not said how much there is: it was never asked, it has not answered
    yet, what it gave is used up, or it is ill. What is taken so is owed, and told the store with the next question.
@@ -14,7 +15,7 @@ The share's bucket also pays for what is spent from leases (never into debt), so
 does not get it a second time when the store fails.
 
 How far all gateways together may exceed rate R and burst B in any time T; gateway i of n has R_i = R/n and
-B_i = max(1, B/n), and l is the life of a lease, max(lease_s, 1/R):
+B_i = max(1, B/n), and l is the life of a lease, max(lease_s, 1/R_i), at most a minute:
 
 - while the store answers in time: B + R (T + l) + sum of B_i. What is taken unasked is paid back.
 - whatever the store does: (1 + losses of its data) B + R (T + l) + sum of (B_i + R_i T), about twice the limit. That is
@@ -143,7 +144,9 @@ class LeasedQuota:
 
     def _life_s(self, settings: QuotaSettings) -> float:
         rate = settings.rate_per_s
-        return self._lease.lease_s if rate is None else max(self._lease.lease_s, min(1.0 / rate, SLOW_LEASE_MAX_S))
+        if rate is None:
+            return self._lease.lease_s
+        return max(self._lease.lease_s, min(1.0 / (rate * self._share), SLOW_LEASE_MAX_S))
 
     @property
     def in_flight(self) -> int:
@@ -263,10 +266,12 @@ class LeasedQuota:
         expected = self._expected(now_s)
         if expected < 0.1:
             return 0
-        ahead_s = self._lease.ahead_s
+        # Of calls that come seldom the next one counts: what lapses before it is of no use.
+        life_s = self._token_lease_s
+        ahead_s = max(self._lease.ahead_s, min(1.25 * life_s / max(expected - 0.5, 0.5), 0.75 * life_s))
         left = self._leased(now_s)
         lasting = sum(lease.tokens for lease in self._leases if lease.until_s > now_s + ahead_s)
-        if lasting >= max(1.0, expected * ahead_s / self._token_lease_s):
+        if lasting >= max(1.0, expected * ahead_s / life_s):
             return 0
         return min(max(1, math.ceil(1.25 * expected - left)), max(1, int(self._burst)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Any
 
 from gateway.decide.quota import OK, Quota, QuotaSettings, QuotaVerdict, TenantQuota, checked_share
@@ -12,6 +13,9 @@ Key = tuple[str, str]
 """(tenant, model); model "" stands for all of the tenant's models together."""
 SettingsOf = Callable[[str, str], QuotaSettings]
 """The limits of a tenant on a model ("": on all together). Must answer `UNLIMITED` for models that nobody declared."""
+
+MakeQuota = Callable[[QuotaSettings, float], Quota]
+"""From the limits and a gateway's share of them."""
 
 UNLIMITED = QuotaSettings()
 _Entry = tuple[Key, Quota]
@@ -24,6 +28,11 @@ class Held:
 
     def __init__(self, entries: tuple[_Entry, ...]) -> None:
         self._entries: tuple[_Entry, ...] | None = entries
+
+    @property
+    def counted(self) -> bool:
+        """Whether anything is held: not where nothing is limited."""
+        return bool(self._entries)
 
 
 class _TableFull(Exception):
@@ -63,7 +72,7 @@ class Quotas:
         share: float = 1.0,
         *,
         entries_max: int = 10_000,
-        make: Callable[[QuotaSettings, float], Quota] = TenantQuota,
+        make: MakeQuota = TenantQuota,
     ) -> None:
         if entries_max < 2:
             raise ValueError(f"entries_max must be at least 2 (a call may need two), not {entries_max}")
@@ -176,6 +185,23 @@ class Quotas:
             quota = self._busy.get(key) or self._idle.get(key)
             if quota is not None:
                 yield key, quota
+
+    @property
+    def settings_of(self) -> SettingsOf:
+        return self._settings_of
+
+    @property
+    def share(self) -> float:
+        return self._share
+
+    @property
+    def any_busy(self) -> bool:
+        """Whether any counted call is under way."""
+        return bool(self._busy)
+
+    def recent(self, count: int) -> Iterator[tuple[Key, Quota]]:
+        """Up to `count` that were used last, those with calls under way first. O(count)."""
+        yield from islice(chain(self._busy.items(), reversed(self._idle.items())), count)
 
     def busy(self) -> tuple[tuple[Key, Quota], ...]:
         """Those with calls under way: their leases must be renewed though no call comes. O(entries)."""

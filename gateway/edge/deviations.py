@@ -139,6 +139,14 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "Load is told apart from absence.",
     ),
     Deviation(
+        "tenant-quota",
+        "both",
+        "No tenants, and no limits on them.",
+        "429 / RESOURCE_EXHAUSTED, reason `quota`, with `retry-after` (gRPC: `grpc-retry-pushback-ms`), where "
+        "`quotas` in fleet.yaml limit the caller's tenant and it is over its limit.",
+        "One tenant must not take what belongs to all.",
+    ),
+    Deviation(
         "no-replica",
         "both",
         "A model that is not ready: 404, or 503 / UNAVAILABLE if a version was named; in statistics 400 / "

@@ -181,7 +181,7 @@ _OUT = (
         "retry-after",
         "On 429 and 503: whole seconds, at least 1: how long what waits for the model will take, by estimate, and up "
         "to half as much again by chance, so that those who are turned away together do not come back together. gRPC: "
-        "`grpc-retry-pushback-ms`, when shed.",
+        "`grpc-retry-pushback-ms`, when shed or over quota.",
     ),
     (
         "content-encoding",

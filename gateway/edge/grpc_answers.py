@@ -24,7 +24,14 @@ ATTEMPTS = "x-sluice-attempts"
 """Trailing, and not said of a stream, whose calls each have their own."""
 
 _OVERLOADS = frozenset(
-    {Reason.QUEUE_FULL, Reason.SHED, Reason.BODY_MEMORY, Reason.UPSTREAM_QUEUE_FULL, Reason.RECORD_FULL}
+    {
+        Reason.QUOTA,
+        Reason.QUEUE_FULL,
+        Reason.SHED,
+        Reason.BODY_MEMORY,
+        Reason.UPSTREAM_QUEUE_FULL,
+        Reason.RECORD_FULL,
+    }
 )
 
 

@@ -42,6 +42,7 @@ REASON_STATUS: Mapping[Reason, int] = MappingProxyType(
     {
         Reason.UNKNOWN_ROUTE: 404,
         Reason.TOO_LARGE: 413,
+        Reason.QUOTA: 429,
         Reason.ANSWER_TOO_LARGE: 500,
         Reason.SLOW_BODY: 408,
     }

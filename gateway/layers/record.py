@@ -45,6 +45,7 @@ _OUTCOME_OF_REASON = {
     Reason.UNSUPPORTED: Outcome.CALLER_FAULT,
     Reason.TOO_LARGE: Outcome.CALLER_FAULT,
     Reason.ANSWER_TOO_LARGE: Outcome.GATEWAY_FAULT,
+    Reason.QUOTA: Outcome.OVERLOAD,
     Reason.BODY_MEMORY: Outcome.OVERLOAD,
     Reason.QUEUE_FULL: Outcome.OVERLOAD,
     Reason.SHED: Outcome.OVERLOAD,

@@ -73,6 +73,10 @@ nobody anything than any client has a use for; `silent`: a client with calls in 
 _HTTP_STATUSES = (200, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 417, 429, 431, 499, 500, 501, 503, 504, 505)
 STATUSES = frozenset((*(str(status) for status in _HTTP_STATUSES), *(code.name for code in Code)))
 ATTEMPT_KINDS = frozenset(("primary", "retry", "hedge", "warmup"))
+STORES = frozenset(("redis", "memory"))
+STORE_OUTCOMES = ("ok", "failed", "late", "skipped")
+"""How a question to a shared store ended; skipped: not asked, because it was ill."""
+QUOTA_REFUSALS = ("rate", "concurrency", "table_full")
 RUNGS = frozenset(("full", "cached", "smaller", "rules", "default"))
 PROBES = frozenset(("liveness", "readiness", "index", "scrape"))
 

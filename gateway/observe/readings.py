@@ -71,6 +71,23 @@ def admission_readings(rows: Iterable[tuple[str, str, str, int, int, int]], metr
         yield "sluice_slots", key, slots
 
 
+def quota_readings(counts: Mapping[str, Any]) -> Iterable[Reading]:
+    """From what a table of quotas counts."""
+    yield "sluice_quota_granted_total", (), counts["granted"]
+    for limit in labels.QUOTA_REFUSALS:
+        yield "sluice_quota_refused_total", (limit,), counts["refused"][limit]
+    yield "sluice_quota_entries", (), counts["entries"]
+    yield "sluice_quota_forgotten_total", (), counts["forgotten_early"]
+
+
+def store_readings(figures: Mapping[str, Any]) -> Iterable[Reading]:
+    """From the statistics of a shared store."""
+    store = labels.closed(figures["kind"], labels.STORES)
+    yield "sluice_store_up", (store,), figures["up"]
+    for outcome in labels.STORE_OUTCOMES:
+        yield "sluice_store_questions_total", (store, outcome), figures["questions"].get(outcome, 0)
+
+
 _SEQUENCE_EVENTS = ("started", "adopted", "ended", "lost", "expired", "evicted")
 
 

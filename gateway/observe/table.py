@@ -79,6 +79,26 @@ TABLE: tuple[Row, ...] = (
     _gauge("sluice_calls_in_flight", "pool model version", "Calls that hold a permit now."),
     _gauge("sluice_calls_queued", "pool model version", "Calls that wait for a permit now."),
     _gauge("sluice_slots", "pool model version", "Permits that the ready replicas have together."),
+    # Quotas of tenants; there are none of these where no policy limits a tenant.
+    _counter("sluice_quota_granted_total", "", "Calls that were within their tenant's quota, or had none."),
+    _counter(
+        "sluice_quota_refused_total",
+        "limit",
+        "Calls refused with reason `quota`: over their rate; over their concurrency; or table_full, when too many "
+        "tenants had calls under way (`quotas.entries_max`).",
+    ),
+    _gauge("sluice_quota_entries", "", "Tenants, and tenants on models, that are remembered now."),
+    _counter(
+        "sluice_quota_forgotten_total",
+        "",
+        "Of these, forgotten at the bound before their burst was full again: each may take one burst too many.",
+    ),
+    _gauge("sluice_store_up", "store", "1 while the shared store answers; else each gateway keeps to its share."),
+    _counter(
+        "sluice_store_questions_total",
+        "store outcome",
+        "Questions to the shared store: ok, failed, late (no answer in time), skipped (not asked while it is ill).",
+    ),
     # Sequences of stateful models.
     _gauge("sluice_sequences_live", "model", "Sequences that are remembered now."),
     _gauge("sluice_sequence_steps_waiting", "model", "Calls that wait for the step before them in their sequence."),

@@ -170,6 +170,7 @@ CHECKS = """Values that are right alone can be wrong together. Checked as well:
 - Certificates and keys of TLS are PEM, the key belongs to the certificate and is not encrypted. (An expired certificate
   is logged and used.) A pool's `certificate_file` and `key_file` go together.
 - `health.recheck_ms` is at most `health.interval_ms`.
+- A `burst` of `quotas` stands beside a `rate_per_s`; limits on a model limit something, and a policy names the model.
 """
 
 

@@ -15,7 +15,10 @@ _RETRY = "sending a call again comes with the layer `attempts`"
 _BREAKER = "taking a failing replica out by its error rate comes with the layer `attempts`; probes work already"
 _ROLLOUT = "rollouts come with the version gate; until then move the weights of `split` by hand"
 _COHORT = "sticky choices between versions come with the full layer `route`"
-_REDIS = "state shared between gateways comes with the stores; each gateway stands alone until then"
+_REDIS = (
+    "the address of a Redis is given as SLUICE_REDIS_URL in the environment; only quotas are shared through it so far"
+)
+_QUOTAS = "quotas on a model stand in fleet.yaml, under `quotas.tenants.<name>.models` or `quotas.default.models`"
 
 MODEL_KEYS: dict[str, str] = {
     "alias": "other names for a model come with the full layer `route`",
@@ -38,8 +41,8 @@ MODEL_KEYS: dict[str, str] = {
     "override": "`x-sluice-version` comes with the full layer `route`; name the version in the path until then",
     "overrides": "`x-sluice-version` comes with the full layer `route`; name the version in the path until then",
     "placement": "placing models on replicas comes with the scaling set",
-    "quota": "quotas of tenants come with the full gate",
-    "quotas": "quotas of tenants come with the full gate",
+    "quota": _QUOTAS,
+    "quotas": _QUOTAS,
     "rollout": _ROLLOUT,
     "scale": "scaling signals come with the scaling set",
     "shadow": "copies of calls to another version come with the layer `shadow`",
@@ -56,14 +59,12 @@ FLEET_KEYS: dict[str, str] = {
     "pools.*.cost": "choosing between pools by cost comes with the ladder",
     "pools.*.ejection": _BREAKER,
     "pools.*.scale": "scaling signals come with the scaling set",
-    "quotas": "quotas of tenants come with the full gate",
     "records.sample": "sampling comes with the record sinks",
     "records.sinks": "other sinks come with the record sinks; JSON lines in `records.dir` are written already",
     "redis": _REDIS,
     "retry_budget": _RETRY,
     "scale": "scaling signals come with the scaling set",
     "stores": _REDIS,
-    "tenants": "settings per tenant come with the full gate; allowed models stand in the key file",
     "tracing": "spans come with the trace exporter; `traceparent` is passed on and recorded already",
 }
 

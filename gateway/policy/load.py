@@ -14,6 +14,7 @@ from gateway.policy.checks import check_fleet, check_model, check_names
 from gateway.policy.decode import Document, decode
 from gateway.policy.files import POLICY_BYTES_MAX, SourceFile, read_directory
 from gateway.policy.problems import PolicyError, PolicyProblem, Problems
+from gateway.policy.quota_checks import check_quotas
 from gateway.policy.references import (
     check_keys_file,
     check_replica_files,
@@ -58,6 +59,7 @@ def load_policies(directory: str) -> PolicySet:
             parts[os.path.relpath(path, directory).replace(os.sep, "/")] = data
             requests[str(model.get("model"))] = data
     check_names(models, problems)
+    check_quotas(fleet, models, problems)
     problems.raise_if_any()
 
     policies = [model.value for model in models if model.value is not None]

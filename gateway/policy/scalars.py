@@ -85,8 +85,10 @@ def whole(text: str) -> int | None:
 
 
 def unit_of(key: str) -> str:
-    """The unit that a key carries in its name: "ms", "s", "bytes", or "" if it counts things."""
+    """The unit that a key carries in its name: "ms", "s", "bytes", or "" if it counts things (per second, say)."""
     words = key.split("_")
+    if "per" in words:
+        return ""
     if "bytes" in words:
         return "bytes"
     return words[-1] if len(words) > 1 and words[-1] in ("ms", "s") else ""

@@ -18,6 +18,7 @@ from gateway.policy.identity_schema import IdentityPolicy
 from gateway.policy.port_schema import KIB, MIB
 from gateway.policy.port_schema import GrpcLimits as GrpcLimits
 from gateway.policy.port_schema import HttpLimits as HttpLimits
+from gateway.policy.quota_schema import Quotas
 from gateway.policy.stage_schema import Stages as Stages
 from gateway.policy.strict import Strict as Strict
 from gateway.policy.tls_schema import ServerTls, UpstreamTls
@@ -210,6 +211,7 @@ class FleetPolicy(Strict, frozen=True, kw_only=True):
 
     pools: Annotated[dict[PoolName, Pool], Meta(min_length=1, description="Sets of equal replicas, by name.")]
     identity: Annotated[IdentityPolicy, Meta(description="Who may call.")] = IdentityPolicy()
+    quotas: Annotated[Quotas, Meta(description="How much each tenant may call.")] = Quotas()
     gateway: Annotated[GatewayPolicy, Meta(description="Ports and bounds of the gateway process.")] = GatewayPolicy()
     records: Annotated[RecordsPolicy, Meta(description="Where prediction records go.")] = RecordsPolicy()
 

@@ -18,6 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "policy": {"core"},
     "observe": {"core"},
     "records": {"core", "runtime", "observe", "policy", "wire"},
+    "stores": {"core", "runtime", "decide"},
     "layers": {"core", "runtime", "decide", "policy", "records", "observe", "wire"},
     "fleet": {"core", "runtime", "wire", "decide", "policy", "observe"},
     "edge": {"core", "runtime", "wire", "observe", "policy"},

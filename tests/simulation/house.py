@@ -28,6 +28,7 @@ from gateway.records.memory_store import MemoryStore
 from gateway.runtime.workers import InlineWorkers
 from gateway.wire.http2 import Http2Limits
 from tests.simulation.codec_network import CodecWays
+from tests.simulation.quotas import LEASE, OtherGateway, SimulatedStore, shares_a_store
 from tests.simulation.report import Entry, Front, stream_key
 from tests.simulation.run import House, World
 from tests.simulation.scenario import BODY_BYTES_MAX, POOL
@@ -63,6 +64,8 @@ class RealHouse:
         ways = world.ways = self._ways(world)
         self.store = MemoryStore()
         authenticator = AnonymousAuthenticator(CLASS_OF[policies.fleet.identity.highest_class])
+        self.quota_store = SimulatedStore(world) if shares_a_store(world.scenario) else None
+        self.other = None if self.quota_store is None else OtherGateway(world, self.quota_store)
         self.assembly = Assembly(
             policies,
             Parts(
@@ -75,6 +78,8 @@ class RealHouse:
                 record_workers=InlineWorkers(),
                 record_store=self.store,
                 authenticator=authenticator,
+                quota_store=self.quota_store,
+                lease=LEASE,
                 tuning=EAGER,
             ),
         )
@@ -140,6 +145,9 @@ class RealHouse:
 
     async def start(self) -> None:
         self.assembly.start()
+        if self.quota_store is not None and self.other is not None:
+            self.quota_store.schedule()
+            self.other.start()
 
     async def stop(self) -> None:
         report = self.world.report
@@ -155,6 +163,9 @@ class RealHouse:
         await self.front.drain()
         if not await self.http.wait_closed(FINISH_S):
             report.violate("the HTTP edge had to cut calls off, although every deadline had passed")
+        if self.quota_store is not None and self.other is not None:
+            await self.other.stop()
+            report.store_losses = self.quota_store.losses
         timers = len(self.assembly.wheel)
         if timers:
             report.violate(f"left behind: {timers} timers on the wheel")
@@ -240,6 +251,9 @@ class RealHouse:
             under_way = len(layer._table._entries) - len(layer._table._idle)
             if waiting or under_way:
                 left.append(f"{model}: {waiting} steps wait, {under_way} sequences have a step under way")
+        quota = self.assembly.stack.quota
+        if quota is not None and quota.counts(now_s)["busy"]:
+            left.append(f"{quota.counts(now_s)['busy']} quotas have calls under way")
         if self.assembly.body_budget.used_bytes:
             left.append(f"{self.assembly.body_budget.used_bytes} bytes of bodies")
         running = self.assembly.supervisor.statistics(now_s)["running"]

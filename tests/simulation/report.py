@@ -139,6 +139,14 @@ class Report:
     """Calls that go upstream on a stream, and not as single ones."""
     over_s: dict[int, float] = field(default_factory=dict)
     """When the stack had the answer, the first response or the error of each call."""
+    entered_s: dict[int, float] = field(default_factory=dict)
+    """When each call came to the stack."""
+    done_s: dict[int, float] = field(default_factory=dict)
+    """When the stack had done with it."""
+    granted_elsewhere_s: list[float] = field(default_factory=list)
+    """When the other gateway, if there is one, let a call of the same tenant in."""
+    store_losses: int = 0
+    """How often the shared store forgot everything."""
     ended_calls: set[int] = field(default_factory=set)
     """Calls that the stack has done with: the reply is closed, or there never was one."""
     sequence_logs: list[SequenceLog] = field(default_factory=list)
@@ -166,6 +174,7 @@ class Report:
     def call_ended(self, number: int) -> None:
         """The stack has done with a call."""
         self.ended_calls.add(number)
+        self.done_s.setdefault(number, self.trace.now_s())
         self.on_call_ended(number)
 
     @property
@@ -200,6 +209,7 @@ class Front:
         report = self._report
         number = report.number_of(call)
         report.calls[number] = call
+        report.entered_s[number] = report.trace.now_s()
         self._inside += 1
         self._empty.clear()
         reply: Reply | None = None

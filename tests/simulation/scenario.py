@@ -36,6 +36,7 @@ from gateway.policy.schema import (
 from tests.simulation.batcher import ModelSpec
 from tests.simulation.class_plans import ClassPlans
 from tests.simulation.plans import CallPlan, Event, SequencePlan, SessionPlan
+from tests.simulation.quotas import quotas_policy
 from tests.simulation.states import Lie, Metrics
 from tests.simulation.stream_plans import StreamPlans, stream_policy, stream_specs
 
@@ -131,6 +132,8 @@ def scenario(seed: int, calls: int | None = None) -> Scenario:
         # Behind the others: a policy may leave a model one slot and no queue.
         drawn.recovery(calm_s + RECOVERY_S + 2.2)
     policies = _policies(draw, seed, machines, plain, dns)
+    if not policies.fleet.quotas.limits_nothing():
+        tags.append("quotas")
     policies.models.update((each.name, stream_policy(streams, each, POOL, BODY_BYTES_MAX)) for each in streaming)
     made, sessions = (*plans, *drawn.calls), tuple(drawn.sessions)
     if classes.on:
@@ -205,7 +208,7 @@ def _policies(
     records = RecordsPolicy()
     if draw.random() < 0.1:
         records = RecordsPolicy(queue_records_max=draw.choice((2, 12)))
-    fleet = FleetPolicy(pools={POOL: pool}, records=records)
+    fleet = FleetPolicy(pools={POOL: pool}, records=records, quotas=quotas_policy(seed, specs[0].name))
     return PolicySet(revision=f"{seed:012x}", base_dir="/sim", fleet=fleet, models=models)
 
 

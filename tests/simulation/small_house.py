@@ -25,7 +25,7 @@ from gateway.core.snapshot import FleetSnapshot, ModelState, ModelView, ReplicaS
 from gateway.edge.grpc_port import GrpcPort
 from gateway.policy.keys import AnonymousAuthenticator
 from gateway.runtime.wheel import TimerWheel
-from gateway.stack import Stack, build_stack
+from gateway.stack import Stack, build_stack, quotas_of
 from tests.simulation.network import NetworkClient
 from tests.simulation.report import Front, Sink
 from tests.simulation.run import World
@@ -142,6 +142,7 @@ class SmallHouse:
             pick_chance=world.chance.stream("pick"),
             split_chance=world.chance.stream("split"),
             tuning=EAGER,
+            quotas=quotas_of(world.scenario.policies),
         )
         self.front = Front(world.report, wrap_service(self.stack.service))
         self.service: Service = self.front

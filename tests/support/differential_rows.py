@@ -274,6 +274,10 @@ CANNOT: dict[str, tuple[str, str]] = {
         "it needs a Triton with a queue policy, and a full queue",
         "tests/integration/test_fleet_on_triton.py::test_a_full_queue_and_a_wait_that_was_too_long_are_overload",
     ),
+    "tenant-quota": (
+        "a limit that the policies of the suite do not set",
+        "tests/unit/test_layers_quota.py::test_over_its_rate_a_tenant_is_told_when_there_is_room_and_then_served",
+    ),
     "answer-too-large": (
         "a limit that the policies of the suite do not set",
         "tests/integration/test_large_tensors.py::test_an_answer_over_the_pools_message_names_the_limit_and_the_replica_stays_in_traffic",

@@ -371,7 +371,7 @@ class Rig:
         return len(self.quotas) * max(1.0, self.limits.burst_tokens() * self.share)
 
     def life_s(self) -> float:
-        return max(LEASE.lease_s, 1 / (self.limits.rate_per_s or 1.0))
+        return max(LEASE.lease_s, 1 / ((self.limits.rate_per_s or 1.0) * self.share))
 
 
 FAULTS = st.lists(

@@ -1,4 +1,4 @@
-"""curl, wrk and h2load for the tests: found on PATH, set up from Debian's packages, or refused with a reason."""
+"""curl, wrk, h2load, redis-server for the tests: found on PATH, set up from Debian's packages, or refused by name."""
 
 from __future__ import annotations
 

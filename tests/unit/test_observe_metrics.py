@@ -18,6 +18,8 @@ from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.snapshot import FleetSnapshot, GpuView, ModelState, ModelView, ReplicaState, ReplicaView
+from gateway.decide.quota import QuotaSettings
+from gateway.decide.quota_table import Quotas
 from gateway.decide.stage_budget import StageOverruns
 from gateway.observe import labels
 from gateway.observe.document import page
@@ -28,12 +30,15 @@ from gateway.observe.readings import (
     file_readings,
     fleet_readings,
     job_readings,
+    quota_readings,
     sequence_readings,
     stage_readings,
+    store_readings,
     upstream_readings,
 )
 from gateway.observe.stages import STAGES, stage_seconds
 from gateway.observe.table import ROWS, TABLE, Reading
+from gateway.stores.memory import MemoryQuotaStore
 from gateway.wire.http_path import Route
 from tests.unit.records_support import ANSWER, served_call
 
@@ -233,6 +238,9 @@ def fill(of: Metrics) -> bool:
     of.loop_lag(0.003)
     of.add_source("fleet", lambda now_s: fleet_readings(fleet, of, now_s))
     of.add_source("admission", lambda _: admission_readings([("default", "fraud", "2", 3, 1, 4)], of))
+    quotas = Quotas(lambda tenant, model: QuotaSettings(rate_per_s=1))
+    of.add_source("quotas", lambda now_s: quota_readings(quotas.statistics(now_s)))
+    of.add_source("stores", lambda now_s: store_readings(MemoryQuotaStore(lambda: now_s).statistics(now_s)))
     of.add_source("files", lambda _: file_readings([("keys", 1, False, 0.0), ("listen_tls", 2, True, 1.8e9)]))
     counts = dict.fromkeys(("started", "adopted", "ended", "lost", "expired", "evicted", "live", "waiting"), 1)
     of.add_source("sequences", lambda _: sequence_readings([("fraud", counts)], of))

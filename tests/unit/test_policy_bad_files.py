@@ -355,6 +355,28 @@ CASES = {
         "ladder: none", "ladder: [smaller, default]", (4, 9, "ladder: a list is not available yet")
     ),
     "ladder as name": changed("ladder: none", "ladder: cached", (4, 9, "`cached` is not available yet")),
+    "a burst without a rate": fleet(
+        "quotas: {default: {burst: 5}}\n", (6, 27, "quotas.default.burst: a burst without `rate_per_s` limits nothing")
+    ),
+    "a burst without a rate on a model": fleet(
+        "quotas: {tenants: {a: {models: {fraud: {burst: 5}}}}}\n",
+        (6, 48, "quotas.tenants.a.models.fraud.burst: a burst without `rate_per_s`"),
+    ),
+    "a quota on a model that nobody names": fleet(
+        "quotas: {tenants: {a: {models: {frod: {concurrency_max: 5}}}}}\n",
+        (6, 33, "quotas.tenants.a.models.frod: no policy names a model `frod`; name a model of models/*.yaml"),
+    ),
+    "a quota on a model that limits nothing": fleet(
+        "quotas: {default: {models: {fraud: {}}}}\n",
+        (6, 36, "quotas.default.models.fraud: nothing is limited"),
+    ),
+    "a rate with a unit": fleet(
+        "quotas: {default: {rate_per_s: 5s}}\n",
+        (6, 32, "quotas.default.rate_per_s: `5s` is text, not a number; write 5"),
+    ),
+    "no place at all": fleet(
+        "quotas: {default: {concurrency_max: 0}}\n", (6, 37, "quotas.default.concurrency_max: 0 is out of range")
+    ),
     "redis": fleet("redis: {url: x}\n", (6, 1, "redis: not available yet")),
     "sinks": fleet("records: {sinks: []}\n", (6, 11, "records.sinks: not available yet")),
     # YAML itself.
