@@ -196,7 +196,7 @@ class Admission:
         in_flight = self._in_flight
         replica = self._picker.plain(self.candidates, in_flight, now_s) if self._ejection.calm else None
         if replica is None:
-            replica = self.balance.pick(in_flight, now_s)
+            replica = self.balance.pick(in_flight, now_s, brief=now_s + self.pacer.need_s > deadline_s)
             if replica is None or not self._in_time(replica, deadline_s, now_s):
                 return None
             return self._grant(replica, now_s)
@@ -241,7 +241,8 @@ class Admission:
         elif self._room.waiting > self._room.waiting_pinned:
             replica = None
         else:
-            replica = self.balance.pick(self._in_flight, now_s)
+            brief = now_s + pace.need_s > ticket.deadline_s
+            replica = self.balance.pick(self._in_flight, now_s, brief=brief)
         if replica is not None:
             if not pinned and not self._in_time(replica, ticket.deadline_s, now_s):
                 self._refused["infeasible"] += 1

@@ -59,16 +59,18 @@ class Balance:
         waiting: int = 0,
         exclude: Collection[str] = (),
         hold: bool = True,
+        brief: bool = False,
     ) -> str | None:
         """The replica that the next call is sent to now; None if there is none with a free slot, or waiting for one is
-        better. The other parameters are those of `ScoredPicker.pick`. O(candidates).
+        better. `brief`: the call has less time than calls take, and is not the one to prove a replica with: it might
+        have been answered elsewhere. The other parameters are those of `ScoredPicker.pick`. O(candidates).
         """
         ejection = self.ejection
         if ejection.calm:
-            return self.picker.pick(self._candidates, in_flight, now_s, waiting, exclude, None, None, hold)
+            return self.picker.pick(self._candidates, in_flight, now_s, waiting, exclude, None, None, hold, not brief)
         asked = ejection.wants_probe(now_s)
-        # A call that has failed once is not the one to prove a replica with.
-        if asked is not None and not exclude and in_flight.get(asked, 0) < self._slots.get(asked, 0):
+        # Nor is a call that has failed once.
+        if asked is not None and not exclude and not brief and in_flight.get(asked, 0) < self._slots.get(asked, 0):
             return asked
         return self.picker.pick(
             self._candidates,
@@ -77,7 +79,10 @@ class Balance:
             waiting=waiting,
             exclude=exclude,
             hold=hold,
-            admissible=lambda replica: ejection.admissible(replica, now_s),
+            may_try=not brief,
+            admissible=lambda replica: (
+                ejection.admissible(replica, now_s) and not (brief and ejection.waits_to_prove(replica))
+            ),
             weight=lambda replica: ejection.weight(replica, now_s),
         )
 

@@ -16,7 +16,7 @@ the replica out, and it is granted under three rules (field case FH-17 tells how
 A replica that is *down* (connection lost, liveness unanswered) is another verdict, given elsewhere from harder
 evidence: it is not part of the set, and no cap protects it. It counts as not healthy for the panic.
 
-Where all breakers are closed and nobody is in slow start (`calm`), the picker need not ask about any replica. On the
+Where all breakers are closed and nobody is in slow start (`calm`), the picker need not ask about any candidate. On the
 path of a call everything is O(1). O(replicas) only when a breaker moves, when a timer is due, in `update`, and for a
 slow call where most are slow.
 Memory: one breaker for each replica of the last update; what is noted of others is ignored.
@@ -122,7 +122,7 @@ class Ejection:
         self._due_s = math.inf
         self._moves: dict[str, int] = dict.fromkeys(get_args(Why), 0)
         self.calm = True
-        """Every replica is admissible with weight 1, none wants a probe, and no time will change that."""
+        """Every replica that is up is admissible with weight 1, none wants a probe, and no time will change that."""
         self.panic = False
         self.panics = 0
         """How often panic has begun."""
@@ -143,10 +143,10 @@ class Ejection:
         """May a call go there now? One that is ejected but half open: until `begin` takes the permit."""
         if now_s >= self._due_s:
             self._settle(now_s)
-        if self.calm:
-            return True
         if replica in self._down:
             return False
+        if self.calm:
+            return True
         if self.panic or replica not in self._ejected:
             return True
         breaker = self._breakers[replica]
@@ -177,6 +177,10 @@ class Ejection:
             if self._breakers[replica].probe is None:
                 return replica
         return None
+
+    def waits_to_prove(self, replica: str) -> bool:
+        """It is out, and a call that goes there is its probe."""
+        return replica in self._probing and not self.panic
 
     def begin(self, replica: str, now_s: float, work: float = 1.0, usual_s: float = 0.0) -> Probe | None:
         """A call begins there. What is returned, None for most, goes back with `note`; every call must be noted, also
@@ -334,7 +338,8 @@ class Ejection:
                 earliest_s = self._next_return_s if replica in self._ejected else -math.inf
                 due_s = min(due_s, max(breaker.retry_s, earliest_s))
         ramps_s = [each.ramp_until_s for each in self._breakers.values() if each.ramp_until_s > now_s]
-        self.calm = not bad and not ramps_s and not self._down
+        # Those that are down are no candidates: nobody asks about them, and while they are gone the others are well.
+        self.calm = not bad and not ramps_s
         self._due_s = min(due_s, min(ramps_s, default=math.inf))
 
     def _record(self, replica: str, move: Move | None) -> None:

@@ -17,7 +17,7 @@ from gateway.core.faces import SnapshotSource
 from gateway.core.permit import Permit
 from gateway.core.reply import Reply
 from gateway.core.service import Service
-from gateway.core.snapshot import FleetSnapshot, ReplicaState
+from gateway.core.snapshot import FleetSnapshot, ModelState, ReplicaState, ReplicaView
 from gateway.decide.admission import Admission, Granted, Queued, Ticket, Why
 from gateway.decide.chance import Chance
 from gateway.decide.cohorts import level
@@ -33,6 +33,12 @@ NO_DEADLINE_S = 3600.0
 
 RETRY_AFTER_MIN_S = 1.0
 """Of a call that is shed: no sooner, however short the line is."""
+
+
+LOADS_AGAIN_S = 60.0
+"""A replica that is back, and says after this time that it does not have the version, was not meant to have it again.
+One that loads it may take longer.
+"""
 
 
 class AdmitLayer:
@@ -136,15 +142,17 @@ class AdmitLayer:
 
     def _on_snapshot(self, snapshot: FleetSnapshot) -> None:
         now_s = self._now_s()
-        states = {replica.id: replica.state for replica in snapshot.replicas if replica.pool == self._pool}
+        views = {replica.id: replica for replica in snapshot.replicas if replica.pool == self._pool}
         for version, desk in tuple(self._desks.items()):
             admission = desk.admission
             candidates = snapshot.candidates(self._pool, self._model, version)
+            key = self._model, version
+            away = [each for each in admission.gone if each in views and _comes_back(views[each], key, now_s)]
             # Where nothing is new for this version the snapshot shares what has not changed. But one that was down may
-            # have left the fleet, and must not be counted for ever.
-            if candidates is not admission.candidates or any(replica not in states for replica in admission.gone):
-                down = {replica for replica, state in states.items() if state is ReplicaState.DOWN}
-                admission.update(candidates, now_s, down)
+            # have left the fleet, or come back without this version, and must not be counted for ever.
+            if candidates is not admission.candidates or len(away) != len(admission.gone):
+                down = {replica for replica, view in views.items() if view.state is ReplicaState.DOWN}
+                admission.update(candidates, now_s, down.union(away))
                 desk.wake()
             if not candidates and admission.idle:
                 # A call between two attempts may still know it, and finds no candidates there.
@@ -152,6 +160,18 @@ class AdmitLayer:
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         return {version: desk.admission.statistics(now_s) for version, desk in sorted(self._desks.items())}
+
+
+def _comes_back(replica: ReplicaView, key: tuple[str, str], now_s: float) -> bool:
+    """Of one that was found down: it still is, or is on its way back, and has not taken calls again. That is what gives
+    it a slow start then.
+    """
+    if replica.state is not ReplicaState.LIVE:
+        return True
+    model = replica.models.get(key)
+    if model is None or model.state is ModelState.UNAVAILABLE:
+        return now_s - (replica.phases.live_s or 0.0) < LOADS_AGAIN_S
+    return True
 
 
 def _refused(call: Call, admission: Admission, why: Why, wait_s: float) -> GatewayError:
