@@ -28,6 +28,7 @@ from gateway.layers.track import TrackLayer
 from gateway.policy.schema import ModelPolicy, PolicySet
 from gateway.runtime.clock import Clock
 from gateway.runtime.wheel import TimerWheel
+from gateway.tuned import tuned
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ def build_model_stack(
     """The layers below `route` for one model: admit, attempts (where the policy says that calls may go twice), track,
     transport.
     """
+    tuning = tuned(policy, tuning)
     inner: Service = TrackLayer(transport, clock, cancels)
     attempts: AttemptsLayer | None = None
     if policy.read_only and (policy.hedging.enabled or policy.retries.max):

@@ -20,7 +20,7 @@ from gateway.core.permit import Permit
 from gateway.core.snapshot import Candidate
 from gateway.decide.breaker import Probe
 from gateway.decide.chance import Chance
-from gateway.decide.ejection import Ejection, EjectionSettings
+from gateway.decide.ejection import Ejection, EjectionSettings, Unjudged
 from gateway.decide.score import ScoredPicker, ScoreSettings
 
 _OK, _UNSENT = Outcome.OK, Outcome.GATEWAY_FAULT
@@ -41,7 +41,8 @@ class Balance:
     def __init__(self, chance: Chance, settings: BalanceSettings | None = None) -> None:
         settings = settings or BalanceSettings()
         self.picker = ScoredPicker(chance, settings.score)
-        self.ejection = Ejection(settings.ejection, chance)
+        judge = Ejection if settings.ejection.enabled else Unjudged
+        self.ejection = judge(settings.ejection, chance)
         self._candidates: tuple[Candidate, ...] = ()
         self._slots: Mapping[str, int] = {}
 

@@ -58,6 +58,8 @@ _ROUNDING = 1e-9
 class EjectionSettings:
     """How many may be out. Raises ValueError for what makes no sense."""
 
+    enabled: bool = True
+    """False: nobody is judged (`Unjudged`)."""
     ejected_max: float = 0.5
     """Share of the set that may be out, rounded down. Half is the design's; Envoy has a tenth, Finagle no cap."""
     panic_below: float = 0.5
@@ -367,6 +369,7 @@ class Ejection:
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         """O(replicas); moves no timer."""
         return {
+            "enabled": self._settings.enabled,
             "replicas": len(self._breakers),
             "down": len(self._down),
             "healthy": self.healthy,
@@ -385,3 +388,27 @@ class Ejection:
                 for replica, breaker in self._breakers.items()
             },
         }
+
+
+class Unjudged(Ejection):
+    """Where ejection is turned off: nobody is judged, nothing is counted, every replica that is up may be asked."""
+
+    __slots__ = ()
+
+    def plain(self, replica: str, duration_s: float, now_s: float) -> bool:
+        return True
+
+    def note(
+        self,
+        replica: str,
+        verdict: Verdict,
+        duration_s: float,
+        now_s: float,
+        probe: Probe | None = None,
+        ratio_only: bool = False,
+        work: float = 1.0,
+    ) -> Move | None:
+        return None
+
+    def update(self, replicas: Iterable[str], down: Iterable[str], now_s: float) -> None:
+        """There is nothing to keep."""

@@ -169,6 +169,9 @@ CHECKS = """Values that are right alone can be wrong together. Checked as well:
 - Certificates and keys of TLS are PEM, the key belongs to the certificate and is not encrypted. (An expired certificate
   is logged and used.) A pool's `certificate_file` and `key_file` go together.
 - `health.recheck_ms` is at most `health.interval_ms`.
+- `ejection.pause_ms` is at most `ejection.pause_max_ms`.
+- `affinity` by a header or a parameter has its `name`, by `sequence` none; a header is one that
+  `gateway.forward_headers` lets through.
 """
 
 

@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from gateway.policy.balance_schema import Affinity as Affinity
+from gateway.policy.balance_schema import Ejection as Ejection
 from gateway.policy.identity_schema import IdentityPolicy
 from gateway.policy.port_schema import KIB, MIB
 from gateway.policy.port_schema import GrpcLimits as GrpcLimits
@@ -400,6 +402,10 @@ class ModelPolicy(Strict, frozen=True, kw_only=True):
     ] = False
     hedging: Annotated[Hedging, Meta(description="Second attempts of slow calls.")] = Hedging()
     retries: Annotated[Retries, Meta(description="Second attempts of failed calls.")] = Retries()
+    ejection: Annotated[Ejection, Meta(description="When a replica loses its calls for a while.")] = Ejection()
+    affinity: Annotated[
+        Affinity | None, Meta(description="Which calls stay together on one replica. Default: none.")
+    ] = None
     sequences: Annotated[Sequences, Meta(description="Calls to a stateful model that belong together.")] = Sequences()
     warmup: Annotated[Warmup, Meta(description="Calls before traffic.")] = Warmup()
     records: Annotated[ModelRecords, Meta(description="What prediction records hold.")] = ModelRecords()
