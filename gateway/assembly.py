@@ -26,6 +26,7 @@ from gateway.observe.lag import watch_loop
 from gateway.observe.metrics import Metrics
 from gateway.observe.readings import (
     admission_readings,
+    balance_readings,
     fleet_readings,
     job_readings,
     sequence_readings,
@@ -155,6 +156,7 @@ class Assembly:
         self.metrics.add_source(
             "admission", lambda now_s: admission_readings(self._admission_rows(now_s), self.metrics)
         )
+        self.metrics.add_source("balance", lambda now_s: balance_readings(self._balance_rows(now_s), self.metrics))
         self.metrics.add_source(
             "sequences",
             lambda now_s: sequence_readings(
@@ -201,6 +203,12 @@ class Assembly:
             pool = self.policies.models[name].pool
             for version, row in layer.statistics(now_s).items():
                 yield pool, name, version, row["in_flight"], row["waiting"], row["limit"]
+
+    def _balance_rows(self, now_s: float) -> Iterable[tuple[str, str, str, Mapping[str, Any]]]:
+        for name, layer in self.stack.admissions.items():
+            pool = self.policies.models[name].pool
+            for version, row in layer.judgements(now_s).items():
+                yield pool, name, version, row
 
     def _upstream_rows(self, now_s: float) -> Iterable[tuple[str, str, Mapping[str, float]]]:
         """Pool, replica and what its client counts. The client of `transport: grpcio` counts nothing."""

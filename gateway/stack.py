@@ -17,6 +17,7 @@ from gateway.decide.retry import RetrySettings
 from gateway.decide.split import Split
 from gateway.decide.tuning import Tuning
 from gateway.layers.admit import AdmitLayer
+from gateway.layers.affinity import key_of
 from gateway.layers.attempts import AttemptsLayer
 from gateway.layers.cancels import Cancels
 from gateway.layers.deadline import DeadlineLayer, StreamLimits
@@ -147,6 +148,7 @@ def build_model_stack(
         wheel=wheel,
         chance=chance,
         tuning=tuning,
+        key_of=None if policy.affinity is None else key_of(policy.affinity),
     )
     if attempts is not None:
         fleet.subscribe(attempts.on_snapshot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gateway.decide.affinity import AffinitySettings
 from gateway.decide.ejection import EjectionSettings
 from gateway.decide.tuning import Tuning
 from gateway.policy.schema import Ejection, ModelPolicy
@@ -11,8 +12,10 @@ from gateway.policy.schema import Ejection, ModelPolicy
 
 def tuned(policy: ModelPolicy, tuning: Tuning) -> Tuning:
     """`tuning` with what the policy says instead; what no policy names stays."""
-    balance = tuning.balance
-    return replace(tuning, balance=replace(balance, ejection=_ejection(policy.ejection, balance.ejection)))
+    balance = replace(tuning.balance, ejection=_ejection(policy.ejection, tuning.balance.ejection))
+    if policy.affinity is not None:
+        balance = replace(balance, affinity=AffinitySettings(policy.affinity.load_factor), scope=policy.model)
+    return replace(tuning, balance=balance)
 
 
 def _ejection(policy: Ejection, settings: EjectionSettings) -> EjectionSettings:

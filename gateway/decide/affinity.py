@@ -30,7 +30,8 @@ from gateway.decide.rendezvous import Key, digest
 Why = Literal[
     "home",  # the first of the key's order
     "next",  # a later one: those before it are at the bound or have no free slot
-    "full",  # none: no eligible replica has a free slot
+    "full",  # none: no eligible replica has a free slot, or only such as are at the bound by their weight
+    "lent",  # none: the call is to prove a replica
 ]
 
 _BITS = 52
@@ -67,14 +68,23 @@ class Affinity:
     keys of two.
     """
 
-    __slots__ = ("_counts", "_scope", "_settings", "why")
+    __slots__ = ("_counts", "_scope", "_settings", "bound", "home", "in_flight", "place", "why")
 
     def __init__(self, scope: str, settings: AffinitySettings | None = None) -> None:
         self._scope = scope
         self._settings = settings if settings is not None else AffinitySettings()
         self._counts: dict[str, int] = dict.fromkeys(get_args(Why), 0)
         self.why: Why = "full"
-        """Of the last pick. For reading."""
+        """Of the last pick. For reading, as is what follows: the first of the key's order that was eligible, what it
+        had in flight, how many it may have for the sake of keys, and the place of the one that was chosen.
+        """
+        self.home = ""
+        self.in_flight = self.bound = self.place = 0
+
+    def lend(self) -> None:
+        """The call is to prove a replica, and goes where its key does not want it."""
+        self.home, self.in_flight, self.bound, self.place = "", 0, 0, 0
+        self._say("lent", None)
 
     def pick(
         self,
@@ -84,9 +94,11 @@ class Affinity:
         *,
         exclude: Collection[str] = (),
         admissible: Callable[[str], bool] | None = None,
+        weight: Callable[[str], float] | None = None,
     ) -> str | None:
         """The id of the replica for a call of this key; None if none has a free slot. `exclude`: replicas that the call
         has been to; `admissible`: whether the breaker (and the picker: `ScoredPicker.trusted`) lets a call go there.
+        `weight`: of a replica in slow start, in (0, 1]: its share is that of so much of its slots.
         """
         eligible = [
             each
@@ -94,9 +106,15 @@ class Affinity:
             if each.replica not in exclude and (admissible is None or admissible(each.replica))
         ]
         counts = [in_flight.get(each.replica, 0) for each in eligible]
-        allowed = self._settings.bound * (sum(counts) + 1) / max(1, sum(each.slots for each in eligible))
-        for place, (each, count) in enumerate(zip(eligible, counts, strict=True)):
-            if count < each.slots and count < math.ceil(allowed * each.slots):
+        shares = [each.slots if weight is None else each.slots * weight(each.replica) for each in eligible]
+        allowed = self._settings.bound * (sum(counts) + 1) / (sum(shares) or 1.0)
+        self.home, self.in_flight, self.bound, self.place = "", 0, 0, 0
+        for place, (each, count, share) in enumerate(zip(eligible, counts, shares, strict=True)):
+            bound = min(each.slots, math.ceil(allowed * share))
+            if not place:
+                self.home, self.in_flight, self.bound = each.replica, count, bound
+            if count < bound:
+                self.place = place
                 return self._say("home" if place == 0 else "next", each.replica)
         return self._say("full", None)
 
@@ -104,6 +122,11 @@ class Affinity:
         self.why = why
         self._counts[why] += 1
         return replica
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Picks by how they came out."""
+        return self._counts
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         return {"picked": dict(self._counts)}

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 from gateway.core.outcome import Verdict
+from gateway.core.permit import Doubt
 from gateway.decide.breaker import Breaker, BreakerSettings, Move, Probe, Why
 from gateway.decide.chance import Chance
 
@@ -195,6 +196,14 @@ class Ejection:
         if probe is not None:
             self._due_s = min(self._due_s, probe.until_s)
         return probe
+
+    def doubt(self, replica: str, probe: Probe | None) -> Doubt | None:
+        """Of a call for which `begin` has given `probe`: whether it goes where the breaker is not closed, and why."""
+        breaker = self._breakers.get(replica)
+        if breaker is None or breaker.state == "closed":
+            return None
+        word = "panic" if self.panic else "kept" if probe is None or replica not in self._ejected else "probe"
+        return Doubt(word, len(self._breakers), self.healthy, len(self._ejected))
 
     # --- what it learns from ------------------------------------------------------------------------------------------
 
@@ -365,6 +374,13 @@ class Ejection:
         if replica not in self._ejected:
             return "kept"
         return "probing" if breaker.state == "half_open" else "ejected"
+
+    def summary(self, now_s: float) -> Mapping[str, Any]:
+        """Replicas by standing, panic, and moves by reason. O(replicas); moves no timer."""
+        standings: dict[str, int] = dict.fromkeys(get_args(Standing)[:-1], 0)
+        for replica in (*self._breakers, *self._down):
+            standings[self.standing(replica, now_s)] += 1
+        return {"standings": standings, "panic": self.panic, "panics": self.panics, "moves": self._moves}
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         """O(replicas); moves no timer."""

@@ -22,6 +22,7 @@ from gateway.decide.admission import Admission, Granted, Queued, Ticket, Why
 from gateway.decide.chance import Chance
 from gateway.decide.cohorts import level
 from gateway.decide.tuning import Tuning
+from gateway.layers.affinity import KeyOf, tell_affinity
 from gateway.layers.desk import AdmissionDesk
 from gateway.layers.gate import shown
 from gateway.layers.route import no_replica
@@ -57,7 +58,9 @@ class AdmitLayer:
         chance: Chance,
         tuning: Tuning | None = None,
         objective_s: float = 0.0,
+        key_of: KeyOf | None = None,
     ) -> None:
+        """`key_of`: what keeps a call together with others (`affinity.py`); None where nothing does."""
         self._inner = inner
         self._model = model
         self._pool = pool
@@ -68,6 +71,7 @@ class AdmitLayer:
         self._wheel = wheel
         self._chance = chance
         self._tuning = tuning or Tuning()
+        self._key_of = key_of
         self._desks: dict[str, AdmissionDesk] = {}
         fleet.subscribe(self._on_snapshot)
 
@@ -83,7 +87,8 @@ class AdmitLayer:
         trail.in_flight_at_admit = admission.in_flight
         now_s = self._now_s()
         by_s = call.deadline_s if call.session is None else call.first_response_by_s
-        permit = None if call.pinned else admission.take(by_s, now_s)
+        keyed = self._key_of is not None and not call.pinned
+        permit = None if call.pinned or keyed else admission.take(by_s, now_s)
         if permit is not None:
             trail.admitted_s = now_s
         else:
@@ -101,6 +106,7 @@ class AdmitLayer:
     async def _with_ticket(self, call: Call, desk: AdmissionDesk, by_s: float, now_s: float) -> Permit:
         """The slot of a call that may have to wait."""
         trail, admission = call.trail, desk.admission
+        key = None if self._key_of is None or call.pinned else self._key_of(call)
         ticket = Ticket(
             now_s,
             min(by_s, now_s + NO_DEADLINE_S),
@@ -109,11 +115,14 @@ class AdmitLayer:
             level=_level(call),
             pinned=call.pinned,
             opens=bool(call.pinned) and call.sequence is not None and call.sequence.start,
+            key=key,
         )
         decision = admission.offer(ticket, now_s)
         if admission.decided:
             desk.wake()
         if isinstance(decision, Granted):
+            if key is not None:
+                tell_affinity(call, admission.balance.affinity)
             trail.admitted_s = now_s
             return decision.permit
         if isinstance(decision, Queued):
@@ -123,6 +132,8 @@ class AdmitLayer:
             if ticket.permit is None:
                 assert ticket.why is not None
                 raise _refused(call, admission, ticket.why, admission.drain_s(self._now_s()))
+            if key is not None:
+                trail.note("affinity", "waited", {"replica": ticket.permit.replica})
             trail.admitted_s = self._now_s()
             return ticket.permit
         trail.queued_ahead = admission.waiting
@@ -137,7 +148,9 @@ class AdmitLayer:
             return None
         admission = Admission(self._chance, self._queue_max, self._tuning, self._objective_s)
         admission.update(candidates, self._now_s())
-        desk = self._desks[version] = AdmissionDesk(admission, self._now_s, self._wheel)
+        desk = self._desks[version] = AdmissionDesk(
+            admission, self._now_s, self._wheel, f"{self._pool}, {shown(self._model)} {shown(version)}"
+        )
         return desk
 
     def _on_snapshot(self, snapshot: FleetSnapshot) -> None:
@@ -154,9 +167,14 @@ class AdmitLayer:
                 down = {replica for replica, view in views.items() if view.state is ReplicaState.DOWN}
                 admission.update(candidates, now_s, down.union(away))
                 desk.wake()
+                desk.tell()
             if not candidates and admission.idle:
                 # A call between two attempts may still know it, and finds no candidates there.
                 del self._desks[version]
+
+    def judgements(self, now_s: float) -> Mapping[str, Mapping[str, Any]]:
+        """By version, what is thought of the replicas (`Balance.judgements`)."""
+        return {version: desk.admission.balance.judgements(now_s) for version, desk in sorted(self._desks.items())}
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         return {version: desk.admission.statistics(now_s) for version, desk in sorted(self._desks.items())}

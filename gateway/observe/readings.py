@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from gateway.core.snapshot import FleetSnapshot
 from gateway.observe import labels
@@ -69,6 +70,31 @@ def admission_readings(rows: Iterable[tuple[str, str, str, int, int, int]], metr
         yield "sluice_calls_queued", key, queued
         yield "sluice_slots", key, slots
 
+
+def balance_readings(rows: Iterable[tuple[str, str, str, Mapping[str, Any]]], metrics: Metrics) -> Iterable[Reading]:
+    """From (pool, model, version, `Balance.judgements`). Versions that have no label of their own are added up."""
+    sums: dict[tuple[str, str, str], Counter[tuple[str, str]]] = {}
+    for pool, model, version, row in rows:
+        key = (labels.text(pool), metrics.model_label(model), metrics.version_label(model, version))
+        total = sums.setdefault(key, Counter())
+        total["panic", ""] += int(row["panic"])
+        total["panics", ""] += row["panics"]
+        for name in ("standings", "moves", "affinity"):
+            for word, count in row[name].items():
+                total[name, word] += count
+    for key, total in sums.items():
+        yield "sluice_ejection_panic", key, float(total["panic", ""] > 0)
+        yield "sluice_ejection_panics_total", key, total["panics", ""]
+        for (name, word), count in total.items():
+            if word:
+                yield _JUDGEMENTS[name], (*key, word), count
+
+
+_JUDGEMENTS = {
+    "standings": "sluice_ejection_replicas",
+    "moves": "sluice_ejection_moves_total",
+    "affinity": "sluice_affinity_picks_total",
+}
 
 _SEQUENCE_EVENTS = ("started", "adopted", "ended", "lost", "expired", "evicted")
 

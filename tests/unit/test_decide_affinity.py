@@ -31,7 +31,7 @@ def test_a_key_goes_home_whatever_the_order_of_the_candidates() -> None:
     for key in ("a", "b", 7, "7", 2**63):
         assert subject.pick(key, POOL, {}) == subject.pick(key, POOL[::-1], {}) == home(key)
         assert why(subject) == "home"
-    assert subject.statistics(0.0)["picked"] == {"home": 10, "next": 0, "full": 0}
+    assert subject.statistics(0.0)["picked"] == {"home": 10, "next": 0, "full": 0, "lent": 0}
 
 
 def test_the_homes_of_some_keys_are_what_every_gateway_of_every_release_computes() -> None:

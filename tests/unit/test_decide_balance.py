@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
+
 from gateway.core.call import Attempt
 from gateway.core.outcome import Latency, Outcome
 from gateway.core.permit import Permit
 from gateway.core.snapshot import Candidate, ModelState, Phases, ReplicaState, ReplicaView
 from gateway.decide.admission import Admission
+from gateway.decide.ejection import Ejection
 from gateway.layers.admit import LOADS_AGAIN_S, AdmitLayer
 from gateway.layers.track import TrackLayer
 from gateway.runtime.wheel import TimerWheel
@@ -120,34 +123,24 @@ def test_a_brief_call_is_no_try_of_a_suspect() -> None:
 # --- those that are gone ----------------------------------------------------------------------------------------------
 
 
-def test_a_replica_that_is_down_costs_the_others_nothing() -> None:
+def test_a_replica_that_is_down_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     admission, now_s = taught("a", "b", "c")
     admission.update(candidates("a", "b"), now_s, ("c",))
     ejection = admission.balance.ejection
     assert ejection.calm, "the short way, for as long as it is down"
     assert not ejection.admissible("c", now_s)
     assert ejection.statistics(now_s)["down"] == 1
-    asked = ejection._settle
-    ejection_calls = 0
-
-    def counting(at_s: float) -> None:
-        nonlocal ejection_calls
-        ejection_calls += 1
-        asked(at_s)
-
-    type(ejection)._settle, kept = (lambda self, at_s: counting(at_s)), type(ejection)._settle  # type: ignore[method-assign]
-    try:
-        for _ in range(50):
-            permit = admission.take(now_s + 10.0, now_s)
-            assert permit is not None
-            assert permit.special is None
-            now_s += USUAL_S
-            ended(admission, permit, now_s, Outcome.OK)
-    finally:
-        type(ejection)._settle = kept  # type: ignore[method-assign]
-    assert not ejection_calls
+    asked: list[float] = []
+    monkeypatch.setattr(Ejection, "wants_probe", lambda self, now_s: asked.append(now_s))
+    for _ in range(50):
+        permit = admission.take(now_s + 10.0, now_s)
+        assert permit is not None
+        assert permit.special is None
+        now_s += USUAL_S
+        ended(admission, permit, now_s, Outcome.OK)
+    assert not asked, "nobody is asked about on the short way"
     admission.update(candidates("a", "b", "c"), now_s)
-    assert not ejection.calm
+    assert ejection.standing("c", now_s) == "slow_start"
     assert ejection.weight("c", now_s) == 0.1, "and its slow start is not forgotten"
 
 

@@ -26,7 +26,7 @@ def policy(text: str, directory: Path, fleet: str = FLEET) -> ModelPolicy:
     (directory / "models").mkdir(exist_ok=True)
     (directory / "fleet.yaml").write_text(fleet)
     (directory / "models" / "fraud.yaml").write_text(MODEL + text)
-    return load_policies(directory).models["fraud"]
+    return load_policies(str(directory)).models["fraud"]
 
 
 def plain(**changes: object) -> ModelPolicy:
