@@ -14,6 +14,7 @@ from gateway.core.outcome import Outcome
 from gateway.decide.admission import QUEUE_MIN
 from gateway.edge.grpc_stream import EXPIRY_GRACE_S
 from gateway.policy.schema import ModelPolicy
+from tests.simulation.affinity_checks import keys_stay_at_home
 from tests.simulation.batcher import answer_digest
 from tests.simulation.plans import CallPlan
 from tests.simulation.report import Ending, Report, record_key
@@ -231,6 +232,7 @@ CHECKS: tuple[Callable[[Report], Iterator[str]], ...] = (
     queues_keep_their_bound,
     nothing_runs_oftener_than_it_was_sent,
     one_attempt_is_the_answer,
+    keys_stay_at_home,
 )
 
 
