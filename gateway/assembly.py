@@ -22,6 +22,7 @@ from gateway.fleet.catalogue import FleetCatalogue
 from gateway.fleet.directory import Directory
 from gateway.fleet.http2_client import Http2ReplicaClient
 from gateway.fleet.transport import ReplicaTransport
+from gateway.layers.backlog import Backlogs
 from gateway.observe.lag import watch_loop
 from gateway.observe.metrics import Metrics
 from gateway.observe.readings import (
@@ -124,6 +125,7 @@ class Assembly:
         self.record_log = RecordLog(
             policies.fleet.records, clock, parts.record_workers, parts.record_store, breathe=parts.breathe
         )
+        self.backlogs = Backlogs()
         self.directory = Directory(
             policies,
             parts.connector_of,
@@ -134,6 +136,7 @@ class Assembly:
             resolver=parts.resolver,
             files=parts.files,
             observer=self.metrics,
+            backlog=self.backlogs,
         )
         self.catalogue = FleetCatalogue(self.directory, policies, lambda: self.draining)
         self.transport = ReplicaTransport(self.directory, clock)
@@ -151,6 +154,7 @@ class Assembly:
             tuning=parts.tuning,
         )
         self.service: Service = self.stack.service
+        self.backlogs.admissions = self.stack.admissions
         self.directory.subscribe(lambda snapshot: self.metrics.fleet_changed(snapshot, clock.now_s()))
         self.metrics.add_source("fleet", lambda now_s: fleet_readings(self.directory.snapshot, self.metrics, now_s))
         self.metrics.add_source(

@@ -191,6 +191,9 @@ class Admission:
     def idle(self) -> bool:
         return not self.in_flight and not self._room.waiting
 
+    def held(self, replica: str) -> int:
+        return self._in_flight.get(replica, 0)
+
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def take(self, deadline_s: float, now_s: float) -> Permit | None:

@@ -172,6 +172,20 @@ class AdmitLayer:
                 # A call between two attempts may still know it, and finds no candidates there.
                 del self._desks[version]
 
+    def held(self, replica: str) -> Mapping[str, int]:
+        """Calls that hold a slot there, by version."""
+        return {version: desk.admission.held(replica) for version, desk in self._desks.items()}
+
+    def told(self, replica: str, version: str, pending: int, held: int, now_s: float) -> bool:
+        """Triton counted `pending` calls on the replica at `now_s`, when `held` were our own. Returns whether there are
+        others.
+        """
+        desk = self._desks.get(version)
+        if desk is None:
+            return False
+        desk.admission.balance.picker.report(replica, pending, held, now_s)
+        return pending > held
+
     def judgements(self, now_s: float) -> Mapping[str, Mapping[str, Any]]:
         """By version, what is thought of the replicas (`Balance.judgements`)."""
         return {version: desk.admission.balance.judgements(now_s) for version, desk in sorted(self._desks.items())}

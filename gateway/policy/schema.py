@@ -101,6 +101,15 @@ class Scrape(Strict, frozen=True, kw_only=True):
     interval_ms: Annotated[
         int, Meta(ge=100, le=600_000, description="Milliseconds between two reads of a replica's metrics.")
     ] = 2000
+    shared_interval_ms: Annotated[
+        int,
+        Meta(
+            ge=100,
+            le=600_000,
+            description="The same while more calls wait there than are this gateway's own: others use the replica too, "
+            "and their calls count for 0.5 s when the next one is chosen.",
+        ),
+    ] = 250
     timeout_ms: Annotated[int, Meta(ge=10, le=60_000, description="A read not finished in this time is given up.")] = (
         1000
     )
