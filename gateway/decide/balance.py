@@ -86,6 +86,23 @@ class Balance:
         # Nor is a call that has failed once.
         if asked is not None and not exclude and not brief and in_flight.get(asked, 0) < self._slots.get(asked, 0):
             return asked
+        proven = self._judged(in_flight, now_s, waiting, exclude, hold, brief, unproven=not (brief or exclude))
+        if proven is None and exclude and not brief:
+            return self._judged(in_flight, now_s, waiting, exclude, hold, brief, unproven=True)
+        return proven
+
+    def _judged(
+        self,
+        in_flight: Mapping[str, int],
+        now_s: float,
+        waiting: int,
+        exclude: Collection[str],
+        hold: bool,
+        brief: bool,
+        unproven: bool,
+    ) -> str | None:
+        """By score, of those that are not ejected; `unproven`: or that wait for a probe."""
+        ejection = self.ejection
         return self.picker.pick(
             self._candidates,
             in_flight,
@@ -95,7 +112,7 @@ class Balance:
             hold=hold,
             may_try=not brief,
             admissible=lambda replica: (
-                ejection.admissible(replica, now_s) and not (brief and ejection.waits_to_prove(replica))
+                ejection.admissible(replica, now_s) and (unproven or not ejection.waits_to_prove(replica))
             ),
             weight=lambda replica: ejection.weight(replica, now_s),
         )

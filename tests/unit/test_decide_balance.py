@@ -100,6 +100,22 @@ def test_a_brief_call_waits_rather_than_to_be_the_probe_when_all_others_are_full
     assert admission.take(now_s + need_s / 2, now_s) is None
 
 
+def test_a_second_attempt_is_a_probe_only_where_nothing_else_is_free() -> None:
+    admission, now_s = taught("a", "b", "c", slots=1)
+    now_s = broken(admission, "a", now_s)
+    admission.balance.picker.forget("a")  # its score would keep the call away as well
+    retry = admission.another("retry", ("b",), now_s)
+    assert retry is not None
+    assert (retry.replica, retry.special and retry.special.probe) == ("c", None)
+    last = admission.another("retry", ("b",), now_s)
+    assert last is not None
+    assert last.replica == "a"
+    assert last.special is not None
+    assert last.special.probe is not None
+    assert last.special.doubt is not None
+    assert last.special.doubt.word == "probe"
+
+
 def test_a_brief_call_is_no_try_of_a_suspect() -> None:
     admission, now_s = taught("a", "b")
     picker = admission.balance.picker
