@@ -59,8 +59,6 @@ _ROUNDING = 1e-9
 class EjectionSettings:
     """How many may be out. Raises ValueError for what makes no sense."""
 
-    enabled: bool = True
-    """False: nobody is judged (`Unjudged`)."""
     ejected_max: float = 0.5
     """Share of the set that may be out, rounded down. Half is the design's; Envoy has a tenth, Finagle no cap."""
     panic_below: float = 0.5
@@ -68,6 +66,8 @@ class EjectionSettings:
     return_share_per_s: float = 0.1
     """Share of the set that may begin to return in one second; of small sets one in a second. Own choice."""
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
+    enabled: bool = True
+    """False: nobody is judged (`Unjudged`)."""
 
     def __post_init__(self) -> None:
         for name in ("ejected_max", "panic_below"):
