@@ -77,8 +77,7 @@ class Ticket(RoomTicket):
         )
         self.level = level
         """`cohorts.level` of the call."""
-        self.key = key
-        """What keeps calls together (`affinity.py`)."""
+        self.key = key  # what keeps calls together (`affinity.py`)
         self.permit: Permit | None = None
         self.why: Why | None = None
         self.waiter: object = None
@@ -465,9 +464,8 @@ class Admission:
         in_flight[replica] = count = in_flight.get(replica, 0) + 1
         self.in_flight += 1
         self._granted += 1
-        probe = self.balance.begin(replica, now_s)
-        opens = ticket is not None and ticket.opens
-        special = Special(kind, probe, opens, self.balance.doubt(replica, probe))
+        probe, doubt = self.balance.begin(replica, now_s)
+        special = Special(kind, probe, ticket is not None and ticket.opens, doubt)
         if ticket is not None:
             self.cohorts.note_admitted(ticket.level)
             if ticket.opens:

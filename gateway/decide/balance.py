@@ -141,14 +141,13 @@ class Balance:
         weight = None if ejection.calm else lambda replica: ejection.weight(replica, now_s)
         return affinity.pick(key, self._candidates, in_flight, admissible=admissible, weight=weight)
 
-    def doubt(self, replica: str, probe: Probe | None) -> Doubt | None:
-        """Of a call that is sent there, after `begin`: what is doubtful about that."""
-        return None if self.ejection.calm else self.ejection.doubt(replica, probe)
-
-    def begin(self, replica: str, now_s: float) -> Probe | None:
-        """A call is sent there: what its permit has to carry."""
+    def begin(self, replica: str, now_s: float) -> tuple[Probe | None, Doubt | None]:
+        """A call is sent there: what its permit has to carry, and what is doubtful about it."""
         ejection = self.ejection
-        return None if ejection.calm else ejection.begin(replica, now_s, usual_s=self.picker.reference_s)
+        if ejection.calm:
+            return None, None
+        probe = ejection.begin(replica, now_s, usual_s=self.picker.reference_s)
+        return probe, ejection.doubt(replica, probe)
 
     def answered(self, permit: Permit, now_s: float) -> None:
         """The first response of a stream that is to prove its replica."""
