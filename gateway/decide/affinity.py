@@ -52,13 +52,15 @@ class AffinitySettings:
             raise ValueError(f"bound must lie between 1 and 1e6, not {self.bound}")
 
 
+def want(scope: str, key: Key, candidate: Candidate) -> float:
+    """How much this key wants a candidate that has slots: the highest is its home. The same in every gateway."""
+    drawn = ((digest(scope, key, candidate.replica) >> (64 - _BITS)) + 0.5) / (1 << _BITS)
+    return math.log(drawn) / candidate.slots
+
+
 def order(scope: str, key: Key, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates that have slots, in the order in which this key wants them. The same in every gateway."""
-    ranked: list[tuple[float, str, Candidate]] = []
-    for candidate in candidates:
-        if candidate.slots > 0:
-            drawn = ((digest(scope, key, candidate.replica) >> (64 - _BITS)) + 0.5) / (1 << _BITS)
-            ranked.append((math.log(drawn) / candidate.slots, candidate.replica, candidate))
+    """The candidates that have slots, in the order in which this key wants them."""
+    ranked = [(want(scope, key, each), each.replica, each) for each in candidates if each.slots > 0]
     ranked.sort(key=lambda each: each[:2], reverse=True)
     return [candidate for _, _, candidate in ranked]
 
@@ -102,20 +104,28 @@ class Affinity:
         """
         eligible = [
             each
-            for each in order(self._scope, key, candidates)
-            if each.replica not in exclude and (admissible is None or admissible(each.replica))
+            for each in candidates
+            if each.slots > 0 and each.replica not in exclude and (admissible is None or admissible(each.replica))
         ]
-        counts = [in_flight.get(each.replica, 0) for each in eligible]
-        shares = [each.slots if weight is None else each.slots * weight(each.replica) for each in eligible]
-        allowed = self._settings.bound * (sum(counts) + 1) / (sum(shares) or 1.0)
         self.home, self.in_flight, self.bound, self.place = "", 0, 0, 0
-        for place, (each, count, share) in enumerate(zip(eligible, counts, shares, strict=True)):
-            bound = min(each.slots, math.ceil(allowed * share))
-            if not place:
-                self.home, self.in_flight, self.bound = each.replica, count, bound
-            if count < bound:
+        if not eligible:
+            return self._say("full", None)
+        total, shares = 1, 0.0
+        for each in eligible:
+            total += in_flight.get(each.replica, 0)
+            shares += each.slots if weight is None else each.slots * weight(each.replica)
+        allowed = self._settings.bound * total / shares
+        scope = self._scope
+        ranked = [(want(scope, key, each), each.replica, each) for each in eligible]
+        _, self.home, first = max(ranked)
+        self.in_flight, self.bound = in_flight.get(self.home, 0), _bound(first, allowed, weight)
+        if self.in_flight < self.bound:
+            return self._say("home", self.home)
+        ranked.sort(reverse=True)
+        for place, (_, _, each) in enumerate(ranked):
+            if in_flight.get(each.replica, 0) < _bound(each, allowed, weight):
                 self.place = place
-                return self._say("home" if place == 0 else "next", each.replica)
+                return self._say("next", each.replica)
         return self._say("full", None)
 
     def _say(self, why: Why, replica: str | None) -> str | None:
@@ -130,3 +140,8 @@ class Affinity:
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         return {"picked": dict(self._counts)}
+
+
+def _bound(candidate: Candidate, allowed: float, weight: Callable[[str], float] | None) -> int:
+    share = candidate.slots if weight is None else candidate.slots * weight(candidate.replica)
+    return min(candidate.slots, math.ceil(allowed * share))

@@ -138,6 +138,8 @@ class Balance:
                 ejection.calm or (ejection.admissible(replica, now_s) and not ejection.waits_to_prove(replica))
             )
 
+        if ejection.calm and picker.all_trusted:
+            return affinity.pick(key, self._candidates, in_flight)
         weight = None if ejection.calm else lambda replica: ejection.weight(replica, now_s)
         return affinity.pick(key, self._candidates, in_flight, admissible=admissible, weight=weight)
 

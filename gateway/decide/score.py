@@ -303,6 +303,11 @@ class ScoredPicker:
         """The pool's service time, seconds per unit of work, as of the last look."""
         return self._known.reference_s
 
+    @property
+    def all_trusted(self) -> bool:
+        """Nothing tells one candidate from another but its calls in flight, as of the last look."""
+        return self._known.level > 0
+
     def trusted(self, replica: str) -> bool:
         """Whether it is no suspect; for choices that are made elsewhere (affinity). True for an unknown one."""
         row = self._known.of(replica)

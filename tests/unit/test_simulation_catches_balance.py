@@ -25,14 +25,8 @@ def test_a_house_with_affinity_and_quick_ejection_passes_every_check() -> None:
 
 
 def test_keys_that_have_another_home_each_time_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    chance, sound = random.Random(1), affinity.order
-
-    def restless(scope: str, key: Key, candidates: Sequence[Candidate]) -> list[Candidate]:
-        ranked = sound(scope, key, candidates)
-        chance.shuffle(ranked)
-        return ranked
-
-    monkeypatch.setattr(affinity, "order", restless)
+    chance = random.Random(1)
+    monkeypatch.setattr(affinity, "want", lambda scope, key, candidate: chance.random())
     assert finds("keys_stay_at_home: ", KEYED, SmallHouse)
 
 
