@@ -21,6 +21,7 @@ from gateway.core.snapshot import FleetSnapshot, ModelState, ReplicaState, Repli
 from gateway.decide.admission import Admission, Granted, Queued, Ticket, Why
 from gateway.decide.chance import Chance
 from gateway.decide.cohorts import level
+from gateway.decide.rendezvous import Key
 from gateway.decide.tuning import Tuning
 from gateway.layers.affinity import KeyOf, tell_affinity
 from gateway.layers.desk import AdmissionDesk
@@ -87,12 +88,12 @@ class AdmitLayer:
         trail.in_flight_at_admit = admission.in_flight
         now_s = self._now_s()
         by_s = call.deadline_s if call.session is None else call.first_response_by_s
-        keyed = self._key_of is not None and not call.pinned
-        permit = None if call.pinned or keyed else admission.take(by_s, now_s)
+        key = None if self._key_of is None or call.pinned else self._key_of(call)
+        permit = None if call.pinned or key is not None else admission.take(by_s, now_s)
         if permit is not None:
             trail.admitted_s = now_s
         else:
-            permit = await self._with_ticket(call, desk, by_s, now_s)
+            permit = await self._with_ticket(call, desk, by_s, now_s, key)
         permit.desk = desk
         call.permit = permit
         try:
@@ -103,10 +104,9 @@ class AdmitLayer:
                 call.permit = None
                 desk.give_back(permit)
 
-    async def _with_ticket(self, call: Call, desk: AdmissionDesk, by_s: float, now_s: float) -> Permit:
+    async def _with_ticket(self, call: Call, desk: AdmissionDesk, by_s: float, now_s: float, key: Key | None) -> Permit:
         """The slot of a call that may have to wait."""
         trail, admission = call.trail, desk.admission
-        key = None if self._key_of is None or call.pinned else self._key_of(call)
         ticket = Ticket(
             now_s,
             min(by_s, now_s + NO_DEADLINE_S),
