@@ -29,7 +29,7 @@ from gateway.decide.rendezvous import Key, digest
 
 Why = Literal[
     "home",  # the first of the key's order
-    "next",  # a later one: those before it are at the bound or have no free slot
+    "next",  # a later one: those before it are at the bound, have no free slot, or may not be asked
     "full",  # none: no eligible replica has a free slot, or only such as are at the bound by their weight
     "lent",  # none: the call is to prove a replica
 ]
@@ -120,7 +120,9 @@ class Affinity:
         _, self.home, first = max(ranked)
         self.in_flight, self.bound = in_flight.get(self.home, 0), _bound(first, allowed, weight)
         if self.in_flight < self.bound:
-            return self._say("home", self.home)
+            # One that may not be asked is still the home of its keys.
+            away = len(eligible) < len(candidates) and order(scope, key, candidates)[0] is not first
+            return self._say("next" if away else "home", self.home)
         ranked.sort(reverse=True)
         for place, (_, _, each) in enumerate(ranked):
             if in_flight.get(each.replica, 0) < _bound(each, allowed, weight):

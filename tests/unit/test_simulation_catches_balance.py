@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
-from gateway.core.snapshot import Candidate
 from gateway.decide import affinity
-from gateway.decide.affinity import Affinity
 from gateway.decide.ejection import Ejection
-from gateway.decide.rendezvous import Key
 from tests.simulation.small_house import SmallHouse
 from tests.unit.simulation_findings import finds, verdict
 
@@ -30,18 +25,9 @@ def test_keys_that_have_another_home_each_time_are_found(monkeypatch: pytest.Mon
     assert finds("keys_stay_at_home: ", KEYED, SmallHouse)
 
 
-def test_a_home_that_is_passed_over_without_need_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = Affinity.pick
-
-    def shy(self: Affinity, key: Key, candidates: Sequence[Candidate], *rest: Any, **more: Any) -> str | None:
-        chosen = sound(self, key, candidates, *rest, **more)
-        if self.why == "home" and len(candidates) > 1:
-            self.why = "next"
-            return next(each.replica for each in candidates if each.replica != chosen)
-        return chosen
-
-    monkeypatch.setattr(Affinity, "pick", shy)
-    assert finds("and nothing was in flight or amiss", range(1, 400, 7), SmallHouse)
+def test_a_bound_that_is_rounded_down_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(affinity, "_bound", lambda candidate, allowed, weight: int(allowed * candidate.slots))
+    assert finds("which was idle", KEYED, SmallHouse)
 
 
 def test_an_ejection_beyond_the_cap_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
