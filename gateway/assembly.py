@@ -24,10 +24,12 @@ from gateway.fleet.catalogue import FleetCatalogue
 from gateway.fleet.directory import Directory
 from gateway.fleet.http2_client import Http2ReplicaClient
 from gateway.fleet.transport import ReplicaTransport
+from gateway.layers.backlog import Backlogs
 from gateway.observe.lag import watch_loop
 from gateway.observe.metrics import Metrics
 from gateway.observe.readings import (
     admission_readings,
+    balance_readings,
     fleet_readings,
     job_readings,
     quota_readings,
@@ -135,6 +137,7 @@ class Assembly:
         self.record_log = RecordLog(
             policies.fleet.records, clock, parts.record_workers, parts.record_store, breathe=parts.breathe
         )
+        self.backlogs = Backlogs()
         self.directory = Directory(
             policies,
             parts.connector_of,
@@ -145,6 +148,7 @@ class Assembly:
             resolver=parts.resolver,
             files=parts.files,
             observer=self.metrics,
+            backlog=self.backlogs,
         )
         self.catalogue = FleetCatalogue(self.directory, policies, lambda: self.draining)
         self.transport = ReplicaTransport(self.directory, clock)
@@ -172,11 +176,13 @@ class Assembly:
             leases=self.quota_leases,
         )
         self.service: Service = self.stack.service
+        self.backlogs.admissions = self.stack.admissions
         self.directory.subscribe(lambda snapshot: self.metrics.fleet_changed(snapshot, clock.now_s()))
         self.metrics.add_source("fleet", lambda now_s: fleet_readings(self.directory.snapshot, self.metrics, now_s))
         self.metrics.add_source(
             "admission", lambda now_s: admission_readings(self._admission_rows(now_s), self.metrics)
         )
+        self.metrics.add_source("balance", lambda now_s: balance_readings(self._balance_rows(now_s), self.metrics))
         self.metrics.add_source(
             "sequences",
             lambda now_s: sequence_readings(
@@ -244,6 +250,12 @@ class Assembly:
             pool = self.policies.models[name].pool
             for version, row in layer.statistics(now_s).items():
                 yield pool, name, version, row["in_flight"], row["waiting"], row["limit"]
+
+    def _balance_rows(self, now_s: float) -> Iterable[tuple[str, str, str, Mapping[str, Any]]]:
+        for name, layer in self.stack.admissions.items():
+            pool = self.policies.models[name].pool
+            for version, row in layer.judgements(now_s).items():
+                yield pool, name, version, row
 
     def _upstream_rows(self, now_s: float) -> Iterable[tuple[str, str, Mapping[str, float]]]:
         """Pool, replica and what its client counts. The client of `transport: grpcio` counts nothing."""

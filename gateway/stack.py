@@ -20,6 +20,7 @@ from gateway.decide.split import Split
 from gateway.decide.stage_budget import StageBudget, StageSettings
 from gateway.decide.tuning import Tuning
 from gateway.layers.admit import AdmitLayer
+from gateway.layers.affinity import key_of
 from gateway.layers.attempts import AttemptsLayer
 from gateway.layers.cancels import Cancels
 from gateway.layers.deadline import DeadlineLayer, StreamLimits
@@ -33,6 +34,7 @@ from gateway.layers.track import TrackLayer
 from gateway.policy.schema import ModelPolicy, PolicySet
 from gateway.runtime.clock import Clock
 from gateway.runtime.wheel import TimerWheel
+from gateway.tuned import tuned
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ def build_model_stack(
     """The layers below `route` for one model: admit, attempts (where the policy says that calls may go twice), track,
     transport.
     """
+    tuning = tuned(policy, tuning)
     inner: Service = TrackLayer(transport, clock, cancels)
     attempts: AttemptsLayer | None = None
     if policy.read_only and (policy.hedging.enabled or policy.retries.max):
@@ -171,6 +174,7 @@ def build_model_stack(
         wheel=wheel,
         chance=chance,
         tuning=tuning,
+        key_of=None if policy.affinity is None else key_of(policy.affinity),
     )
     if attempts is not None:
         fleet.subscribe(attempts.on_snapshot)
@@ -281,6 +285,4 @@ def build_stack(
     )
     gate = GateLayer(deadline if quota is None else quota, authenticator, routes)
     record = RecordLayer(gate, clock, sinks)
-    return Stack(
-        service=record, routes=routes, admissions=admissions, sequences=sequences, stages=stages, quota=quota
-    )
+    return Stack(service=record, routes=routes, admissions=admissions, sequences=sequences, stages=stages, quota=quota)

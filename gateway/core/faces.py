@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -195,6 +195,42 @@ class SilentFleetObserver:
 
     def warmup_call(self, model: str, *, ok: bool) -> None:
         return None
+
+
+class Backlog(Protocol):
+    """Who makes something of Triton's own count of calls that wait in it. Synchronous, cheap."""
+
+    def held(self, replica: str) -> Mapping[tuple[str, str], int]:
+        """The calls of this gateway that are out there now, by (model, version). O(models)."""
+        ...
+
+    def told(
+        self,
+        replica: str,
+        pending: Mapping[tuple[str, str], int],
+        held: Mapping[tuple[str, str], int],
+        now_s: float,
+    ) -> bool:
+        """At `now_s` so many calls waited there, by (model, version), when it was asked during which `held` were our
+        own. Returns whether there are calls of others among them.
+        """
+        ...
+
+
+class NoBacklog:
+    """Makes nothing of it."""
+
+    def held(self, replica: str) -> Mapping[tuple[str, str], int]:
+        return {}
+
+    def told(
+        self,
+        replica: str,
+        pending: Mapping[tuple[str, str], int],
+        held: Mapping[tuple[str, str], int],
+        now_s: float,
+    ) -> bool:
+        return False
 
 
 class Catalogue(Protocol):

@@ -51,6 +51,21 @@ class Desk(Protocol):
         ...
 
 
+class Doubt(NamedTuple):
+    """A call is sent to a replica whose breaker is not closed: why, and how the others are."""
+
+    word: str
+    """`probe`, to prove that the replica is well; `kept`, no more may be out; `panic`, too few are well."""
+    replicas: int
+    """Of the set, those that are up."""
+    healthy: int
+    ejected: int
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        return {"replicas": self.replicas, "healthy": self.healthy, "ejected": self.ejected}
+
+
 class Special(NamedTuple):
     """What is not usual about an attempt."""
 
@@ -59,6 +74,7 @@ class Special(NamedTuple):
     """The breaker's permit, if the attempt is to prove that the replica is well."""
     opens: bool = False
     """The call begins a sequence."""
+    doubt: Doubt | None = None
 
 
 class Permit:

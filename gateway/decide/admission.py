@@ -39,6 +39,7 @@ from gateway.decide.fair_lines import RoomTicket
 from gateway.decide.hedge import HedgeDelay, HedgeView, HedgeWord, hedge_verdict
 from gateway.decide.pacer import Pacer
 from gateway.decide.quantiles import FRESH_MAX
+from gateway.decide.rendezvous import Key
 from gateway.decide.tuning import Tuning
 from gateway.decide.waiting_room import WORDS, Pace, Refusal, WaitingRoom
 from gateway.decide.waiting_room import Why as RoomWhy
@@ -56,7 +57,7 @@ WHYS: tuple[Why, ...] = ("no_replica", "cohort", *WORDS)
 class Ticket(RoomTicket):
     """A call that asks for a slot. When its fate is decided, `permit` is set, or `why`. `waiter` is the asker's."""
 
-    __slots__ = ("level", "permit", "waiter", "why")
+    __slots__ = ("key", "level", "permit", "waiter", "why")
 
     def __init__(
         self,
@@ -69,12 +70,14 @@ class Ticket(RoomTicket):
         level: int = 0,
         pinned: str = "",
         opens: bool = False,
+        key: Key | None = None,
     ) -> None:
         super().__init__(
             offered_s, deadline_s, criticality=criticality, tenant=tenant, work=work, pinned=pinned, opens=opens
         )
         self.level = level
         """`cohorts.level` of the call."""
+        self.key = key  # what keeps calls together (`affinity.py`)
         self.permit: Permit | None = None
         self.why: Why | None = None
         self.waiter: object = None
@@ -131,6 +134,8 @@ class Admission:
         self.chance = chance
         self.balance = Balance(chance, tuning.balance)
         self._picker, self._ejection = self.balance.picker, self.balance.ejection
+        self.news = self._ejection.news
+        """For who holds this to tell, and to empty."""
         self._answered, self._counted = self._picker.answered, self._ejection.plain
         self.pacer = Pacer(tuning.pacer)
         self._fresh, self._rounds = self.pacer.window.fresh, self.pacer.rounds
@@ -185,6 +190,9 @@ class Admission:
     def idle(self) -> bool:
         return not self.in_flight and not self._room.waiting
 
+    def held(self, replica: str) -> int:
+        return self._in_flight.get(replica, 0)
+
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def take(self, deadline_s: float, now_s: float) -> Permit | None:
@@ -196,7 +204,7 @@ class Admission:
         in_flight = self._in_flight
         replica = self._picker.plain(self.candidates, in_flight, now_s) if self._ejection.calm else None
         if replica is None:
-            replica = self.balance.pick(in_flight, now_s)
+            replica = self.balance.pick(in_flight, now_s, brief=now_s + self.pacer.need_s > deadline_s)
             if replica is None or not self._in_time(replica, deadline_s, now_s):
                 return None
             return self._grant(replica, now_s)
@@ -241,7 +249,8 @@ class Admission:
         elif self._room.waiting > self._room.waiting_pinned:
             replica = None
         else:
-            replica = self.balance.pick(self._in_flight, now_s)
+            brief = now_s + pace.need_s > ticket.deadline_s
+            replica = self.balance.pick(self._in_flight, now_s, brief=brief, key=ticket.key)
         if replica is not None:
             if not pinned and not self._in_time(replica, ticket.deadline_s, now_s):
                 self._refused["infeasible"] += 1
@@ -455,7 +464,8 @@ class Admission:
         in_flight[replica] = count = in_flight.get(replica, 0) + 1
         self.in_flight += 1
         self._granted += 1
-        special = Special(kind, self.balance.begin(replica, now_s), ticket is not None and ticket.opens)
+        probe, doubt = self.balance.begin(replica, now_s)
+        special = Special(kind, probe, ticket is not None and ticket.opens, doubt)
         if ticket is not None:
             self.cohorts.note_admitted(ticket.level)
             if ticket.opens:

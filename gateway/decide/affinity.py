@@ -29,8 +29,9 @@ from gateway.decide.rendezvous import Key, digest
 
 Why = Literal[
     "home",  # the first of the key's order
-    "next",  # a later one: those before it are at the bound or have no free slot
-    "full",  # none: no eligible replica has a free slot
+    "next",  # a later one: those before it are at the bound, have no free slot, or may not be asked
+    "full",  # none: no eligible replica has a free slot, or only such as are at the bound by their weight
+    "lent",  # none: the call is to prove a replica
 ]
 
 _BITS = 52
@@ -51,13 +52,15 @@ class AffinitySettings:
             raise ValueError(f"bound must lie between 1 and 1e6, not {self.bound}")
 
 
+def want(scope: str, key: Key, candidate: Candidate) -> float:
+    """How much this key wants a candidate that has slots: the highest is its home. The same in every gateway."""
+    drawn = ((digest(scope, key, candidate.replica) >> (64 - _BITS)) + 0.5) / (1 << _BITS)
+    return math.log(drawn) / candidate.slots
+
+
 def order(scope: str, key: Key, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates that have slots, in the order in which this key wants them. The same in every gateway."""
-    ranked: list[tuple[float, str, Candidate]] = []
-    for candidate in candidates:
-        if candidate.slots > 0:
-            drawn = ((digest(scope, key, candidate.replica) >> (64 - _BITS)) + 0.5) / (1 << _BITS)
-            ranked.append((math.log(drawn) / candidate.slots, candidate.replica, candidate))
+    """The candidates that have slots, in the order in which this key wants them."""
+    ranked = [(want(scope, key, each), each.replica, each) for each in candidates if each.slots > 0]
     ranked.sort(key=lambda each: each[:2], reverse=True)
     return [candidate for _, _, candidate in ranked]
 
@@ -67,14 +70,23 @@ class Affinity:
     keys of two.
     """
 
-    __slots__ = ("_counts", "_scope", "_settings", "why")
+    __slots__ = ("_counts", "_scope", "_settings", "bound", "home", "in_flight", "place", "why")
 
     def __init__(self, scope: str, settings: AffinitySettings | None = None) -> None:
         self._scope = scope
         self._settings = settings if settings is not None else AffinitySettings()
         self._counts: dict[str, int] = dict.fromkeys(get_args(Why), 0)
         self.why: Why = "full"
-        """Of the last pick. For reading."""
+        """Of the last pick. For reading, as is what follows: the first of the key's order that was eligible, what it
+        had in flight, how many it may have for the sake of keys, and the place of the one that was chosen.
+        """
+        self.home = ""
+        self.in_flight = self.bound = self.place = 0
+
+    def lend(self) -> None:
+        """The call is to prove a replica, and goes where its key does not want it."""
+        self.home, self.in_flight, self.bound, self.place = "", 0, 0, 0
+        self._say("lent", None)
 
     def pick(
         self,
@@ -84,20 +96,38 @@ class Affinity:
         *,
         exclude: Collection[str] = (),
         admissible: Callable[[str], bool] | None = None,
+        weight: Callable[[str], float] | None = None,
     ) -> str | None:
         """The id of the replica for a call of this key; None if none has a free slot. `exclude`: replicas that the call
         has been to; `admissible`: whether the breaker (and the picker: `ScoredPicker.trusted`) lets a call go there.
+        `weight`: of a replica in slow start, in (0, 1]: its share is that of so much of its slots.
         """
         eligible = [
             each
-            for each in order(self._scope, key, candidates)
-            if each.replica not in exclude and (admissible is None or admissible(each.replica))
+            for each in candidates
+            if each.slots > 0 and each.replica not in exclude and (admissible is None or admissible(each.replica))
         ]
-        counts = [in_flight.get(each.replica, 0) for each in eligible]
-        allowed = self._settings.bound * (sum(counts) + 1) / max(1, sum(each.slots for each in eligible))
-        for place, (each, count) in enumerate(zip(eligible, counts, strict=True)):
-            if count < each.slots and count < math.ceil(allowed * each.slots):
-                return self._say("home" if place == 0 else "next", each.replica)
+        self.home, self.in_flight, self.bound, self.place = "", 0, 0, 0
+        if not eligible:
+            return self._say("full", None)
+        total, shares = 1, 0.0
+        for each in eligible:
+            total += in_flight.get(each.replica, 0)
+            shares += each.slots if weight is None else each.slots * weight(each.replica)
+        allowed = self._settings.bound * total / shares
+        scope = self._scope
+        ranked = [(want(scope, key, each), each.replica, each) for each in eligible]
+        _, self.home, first = max(ranked)
+        self.in_flight, self.bound = in_flight.get(self.home, 0), _bound(first, allowed, weight)
+        if self.in_flight < self.bound:
+            # One that may not be asked is still the home of its keys.
+            away = len(eligible) < len(candidates) and order(scope, key, candidates)[0] is not first
+            return self._say("next" if away else "home", self.home)
+        ranked.sort(reverse=True)
+        for place, (_, _, each) in enumerate(ranked):
+            if in_flight.get(each.replica, 0) < _bound(each, allowed, weight):
+                self.place = place
+                return self._say("next", each.replica)
         return self._say("full", None)
 
     def _say(self, why: Why, replica: str | None) -> str | None:
@@ -105,5 +135,15 @@ class Affinity:
         self._counts[why] += 1
         return replica
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Picks by how they came out."""
+        return self._counts
+
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         return {"picked": dict(self._counts)}
+
+
+def _bound(candidate: Candidate, allowed: float, weight: Callable[[str], float] | None) -> int:
+    share = candidate.slots if weight is None else candidate.slots * weight(candidate.replica)
+    return min(candidate.slots, math.ceil(allowed * share))

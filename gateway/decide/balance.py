@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.core.outcome import TEACHINGS, Latency, Outcome
-from gateway.core.permit import Permit
+from gateway.core.permit import Doubt, Permit
 from gateway.core.snapshot import Candidate
+from gateway.decide.affinity import Affinity, AffinitySettings
 from gateway.decide.breaker import Probe
 from gateway.decide.chance import Chance
-from gateway.decide.ejection import Ejection, EjectionSettings
+from gateway.decide.ejection import Ejection, EjectionSettings, Unjudged
+from gateway.decide.rendezvous import Key
 from gateway.decide.score import ScoredPicker, ScoreSettings
 
 _OK, _UNSENT = Outcome.OK, Outcome.GATEWAY_FAULT
@@ -31,17 +33,23 @@ _RECORD, _SUCCESS = Latency.RECORD, TEACHINGS[Outcome.OK].breaker
 class BalanceSettings:
     score: ScoreSettings = field(default_factory=ScoreSettings)
     ejection: EjectionSettings = field(default_factory=EjectionSettings)
+    affinity: AffinitySettings | None = None
+    """None: keys mean nothing."""
+    scope: str = ""
+    """The model: keeps the keys of two apart."""
 
 
 class Balance:
     """The two judges over the candidates of the last `update`."""
 
-    __slots__ = ("_candidates", "_slots", "ejection", "picker")
+    __slots__ = ("_candidates", "_slots", "affinity", "ejection", "picker")
 
     def __init__(self, chance: Chance, settings: BalanceSettings | None = None) -> None:
         settings = settings or BalanceSettings()
         self.picker = ScoredPicker(chance, settings.score)
-        self.ejection = Ejection(settings.ejection, chance)
+        judge = Ejection if settings.ejection.enabled else Unjudged
+        self.ejection = judge(settings.ejection, chance)
+        self.affinity = None if settings.affinity is None else Affinity(settings.scope, settings.affinity)
         self._candidates: tuple[Candidate, ...] = ()
         self._slots: Mapping[str, int] = {}
 
@@ -59,17 +67,42 @@ class Balance:
         waiting: int = 0,
         exclude: Collection[str] = (),
         hold: bool = True,
+        brief: bool = False,
+        key: Key | None = None,
     ) -> str | None:
         """The replica that the next call is sent to now; None if there is none with a free slot, or waiting for one is
-        better. The other parameters are those of `ScoredPicker.pick`. O(candidates).
+        better. `brief`: the call has less time than calls take, and is not the one to prove a replica with: it might
+        have been answered elsewhere. `key`: what keeps calls together. The other parameters are those of
+        `ScoredPicker.pick`. O(candidates).
         """
         ejection = self.ejection
+        if key is not None and self.affinity is not None:
+            home = self._home(self.affinity, key, in_flight, now_s, brief)
+            if home is not None:
+                return home
         if ejection.calm:
-            return self.picker.pick(self._candidates, in_flight, now_s, waiting, exclude, None, None, hold)
+            return self.picker.pick(self._candidates, in_flight, now_s, waiting, exclude, None, None, hold, not brief)
         asked = ejection.wants_probe(now_s)
-        # A call that has failed once is not the one to prove a replica with.
-        if asked is not None and not exclude and in_flight.get(asked, 0) < self._slots.get(asked, 0):
+        # Nor is a call that has failed once.
+        if asked is not None and not exclude and not brief and in_flight.get(asked, 0) < self._slots.get(asked, 0):
             return asked
+        proven = self._judged(in_flight, now_s, waiting, exclude, hold, brief, unproven=not (brief or exclude))
+        if proven is None and exclude and not brief:
+            return self._judged(in_flight, now_s, waiting, exclude, hold, brief, unproven=True)
+        return proven
+
+    def _judged(
+        self,
+        in_flight: Mapping[str, int],
+        now_s: float,
+        waiting: int,
+        exclude: Collection[str],
+        hold: bool,
+        brief: bool,
+        unproven: bool,
+    ) -> str | None:
+        """By score, of those that are not ejected; `unproven`: or that wait for a probe."""
+        ejection = self.ejection
         return self.picker.pick(
             self._candidates,
             in_flight,
@@ -77,14 +110,46 @@ class Balance:
             waiting=waiting,
             exclude=exclude,
             hold=hold,
-            admissible=lambda replica: ejection.admissible(replica, now_s),
+            may_try=not brief,
+            admissible=lambda replica: (
+                ejection.admissible(replica, now_s) and (unproven or not ejection.waits_to_prove(replica))
+            ),
             weight=lambda replica: ejection.weight(replica, now_s),
         )
 
-    def begin(self, replica: str, now_s: float) -> Probe | None:
-        """A call is sent there: what its permit has to carry."""
+    def _home(
+        self, affinity: Affinity, key: Key, in_flight: Mapping[str, int], now_s: float, brief: bool
+    ) -> str | None:
+        """Where the key wants its call; None where the score decides. To prove a replica comes first: it takes a few
+        calls, and were all calls to carry keys nobody else could do it.
+        """
+        picker, ejection = self.picker, self.ejection
+        if not brief:
+            proves = picker.wants_try(self._candidates, in_flight, now_s)
+            if not ejection.calm:
+                asked = ejection.wants_probe(now_s)
+                proves = proves or (asked is not None and in_flight.get(asked, 0) < self._slots.get(asked, 0))
+            if proves:
+                affinity.lend()
+                return None
+
+        def admissible(replica: str) -> bool:
+            return picker.trusted(replica) and (
+                ejection.calm or (ejection.admissible(replica, now_s) and not ejection.waits_to_prove(replica))
+            )
+
+        if ejection.calm and picker.all_trusted:
+            return affinity.pick(key, self._candidates, in_flight)
+        weight = None if ejection.calm else lambda replica: ejection.weight(replica, now_s)
+        return affinity.pick(key, self._candidates, in_flight, admissible=admissible, weight=weight)
+
+    def begin(self, replica: str, now_s: float) -> tuple[Probe | None, Doubt | None]:
+        """A call is sent there: what its permit has to carry, and what is doubtful about it."""
         ejection = self.ejection
-        return None if ejection.calm else ejection.begin(replica, now_s, usual_s=self.picker.reference_s)
+        if ejection.calm:
+            return None, None
+        probe = ejection.begin(replica, now_s, usual_s=self.picker.reference_s)
+        return probe, ejection.doubt(replica, probe)
 
     def answered(self, permit: Permit, now_s: float) -> None:
         """The first response of a stream that is to prove its replica."""
@@ -112,5 +177,10 @@ class Balance:
         self.picker.observe(replica, teaching.picker, duration_s, now_s, permit.in_flight)
         self.ejection.note(replica, teaching.breaker, duration_s, now_s, probe)
 
+    def judgements(self, now_s: float) -> Mapping[str, Any]:
+        """What the metrics page shows: a few numbers, whatever the number of replicas. O(replicas)."""
+        return {**self.ejection.summary(now_s), "affinity": {} if self.affinity is None else self.affinity.counts}
+
     def statistics(self, now_s: float) -> Mapping[str, Any]:
-        return {"picker": self.picker.statistics(now_s), "ejection": self.ejection.statistics(now_s)}
+        shown = {"picker": self.picker.statistics(now_s), "ejection": self.ejection.statistics(now_s)}
+        return shown if self.affinity is None else {**shown, "affinity": self.affinity.statistics(now_s)}

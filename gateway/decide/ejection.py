@@ -16,7 +16,7 @@ the replica out, and it is granted under three rules (field case FH-17 tells how
 A replica that is *down* (connection lost, liveness unanswered) is another verdict, given elsewhere from harder
 evidence: it is not part of the set, and no cap protects it. It counts as not healthy for the panic.
 
-Where all breakers are closed and nobody is in slow start (`calm`), the picker need not ask about any replica. On the
+Where all breakers are closed and nobody is in slow start (`calm`), the picker need not ask about any candidate. On the
 path of a call everything is O(1). O(replicas) only when a breaker moves, when a timer is due, in `update`, and for a
 slow call where most are slow.
 Memory: one breaker for each replica of the last update; what is noted of others is ignored.
@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 from gateway.core.outcome import Verdict
+from gateway.core.permit import Doubt
 from gateway.decide.breaker import Breaker, BreakerSettings, Move, Probe, Why
 from gateway.decide.chance import Chance
 
@@ -65,6 +66,8 @@ class EjectionSettings:
     return_share_per_s: float = 0.1
     """Share of the set that may begin to return in one second; of small sets one in a second. Own choice."""
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
+    enabled: bool = True
+    """False: nobody is judged (`Unjudged`)."""
 
     def __post_init__(self) -> None:
         for name in ("ejected_max", "panic_below"):
@@ -122,7 +125,7 @@ class Ejection:
         self._due_s = math.inf
         self._moves: dict[str, int] = dict.fromkeys(get_args(Why), 0)
         self.calm = True
-        """Every replica is admissible with weight 1, none wants a probe, and no time will change that."""
+        """Every replica that is up is admissible with weight 1, none wants a probe, and no time will change that."""
         self.panic = False
         self.panics = 0
         """How often panic has begun."""
@@ -143,10 +146,10 @@ class Ejection:
         """May a call go there now? One that is ejected but half open: until `begin` takes the permit."""
         if now_s >= self._due_s:
             self._settle(now_s)
-        if self.calm:
-            return True
         if replica in self._down:
             return False
+        if self.calm:
+            return True
         if self.panic or replica not in self._ejected:
             return True
         breaker = self._breakers[replica]
@@ -178,6 +181,10 @@ class Ejection:
                 return replica
         return None
 
+    def waits_to_prove(self, replica: str) -> bool:
+        """It is out, and a call that goes there is its probe."""
+        return replica in self._probing and not self.panic
+
     def begin(self, replica: str, now_s: float, work: float = 1.0, usual_s: float = 0.0) -> Probe | None:
         """A call begins there. What is returned, None for most, goes back with `note`; every call must be noted, also
         one that was never sent (as neutral). `work` and `usual_s`: as in `Breaker.begin`.
@@ -189,6 +196,14 @@ class Ejection:
         if probe is not None:
             self._due_s = min(self._due_s, probe.until_s)
         return probe
+
+    def doubt(self, replica: str, probe: Probe | None) -> Doubt | None:
+        """Of a call for which `begin` has given `probe`: whether it goes where the breaker is not closed, and why."""
+        breaker = self._breakers.get(replica)
+        if breaker is None or breaker.state == "closed":
+            return None
+        word = "panic" if self.panic else "kept" if probe is None or replica not in self._ejected else "probe"
+        return Doubt(word, len(self._breakers), self.healthy, len(self._ejected))
 
     # --- what it learns from ------------------------------------------------------------------------------------------
 
@@ -334,7 +349,8 @@ class Ejection:
                 earliest_s = self._next_return_s if replica in self._ejected else -math.inf
                 due_s = min(due_s, max(breaker.retry_s, earliest_s))
         ramps_s = [each.ramp_until_s for each in self._breakers.values() if each.ramp_until_s > now_s]
-        self.calm = not bad and not ramps_s and not self._down
+        # Those that are down are no candidates: nobody asks about them, and while they are gone the others are well.
+        self.calm = not bad and not ramps_s
         self._due_s = min(due_s, min(ramps_s, default=math.inf))
 
     def _record(self, replica: str, move: Move | None) -> None:
@@ -359,9 +375,17 @@ class Ejection:
             return "kept"
         return "probing" if breaker.state == "half_open" else "ejected"
 
+    def summary(self, now_s: float) -> Mapping[str, Any]:
+        """Replicas by standing, panic, and moves by reason. O(replicas); moves no timer."""
+        standings: dict[str, int] = dict.fromkeys(get_args(Standing)[:-1], 0)
+        for replica in (*self._breakers, *self._down):
+            standings[self.standing(replica, now_s)] += 1
+        return {"standings": standings, "panic": self.panic, "panics": self.panics, "moves": self._moves}
+
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         """O(replicas); moves no timer."""
         return {
+            "enabled": self._settings.enabled,
             "replicas": len(self._breakers),
             "down": len(self._down),
             "healthy": self.healthy,
@@ -380,3 +404,27 @@ class Ejection:
                 for replica, breaker in self._breakers.items()
             },
         }
+
+
+class Unjudged(Ejection):
+    """Where ejection is turned off: nobody is judged, nothing is counted, every replica that is up may be asked."""
+
+    __slots__ = ()
+
+    def plain(self, replica: str, duration_s: float, now_s: float) -> bool:
+        return True
+
+    def note(
+        self,
+        replica: str,
+        verdict: Verdict,
+        duration_s: float,
+        now_s: float,
+        probe: Probe | None = None,
+        ratio_only: bool = False,
+        work: float = 1.0,
+    ) -> Move | None:
+        return None
+
+    def update(self, replicas: Iterable[str], down: Iterable[str], now_s: float) -> None:
+        """There is nothing to keep."""

@@ -104,6 +104,7 @@ class ScoredPicker:
         admissible: Callable[[str], bool] | None = None,
         weight: Callable[[str], float] | None = None,
         hold: bool = True,
+        may_try: bool = True,
     ) -> str | None:
         """The id of the chosen replica, to which a call is sent now; None if it should wait, or not be sent.
 
@@ -112,7 +113,8 @@ class ScoredPicker:
         for all. `weight`: of a replica in slow start, in (0, 1]; its load is divided by it, as if it had that share of
         its slots, so that its first call comes at once and the next ones slowly; None for 1. `waiting`: calls that wait
         besides this one. `hold`: None rather than a suspect that would take longer than waiting; a retry, which cannot
-        wait, says False.
+        wait, says False. `may_try`: whether this call may be a suspect's chance to prove itself; one that has little
+        time may not.
         """
         if now_s is None:
             now_s = self._known.now_s
@@ -122,7 +124,7 @@ class ScoredPicker:
             chosen = self.plain(candidates, in_flight, now_s)
             if chosen is not None:
                 return chosen
-        return self._choose(in_flight, waiting, exclude, admissible, weight, hold)
+        return self._choose(in_flight, waiting, exclude, admissible, weight, hold, may_try)
 
     def _catch_up(self, candidates: Sequence[Candidate], now_s: float) -> None:
         known = self._known
@@ -168,6 +170,7 @@ class ScoredPicker:
         admissible: Callable[[str], bool] | None,
         weight: Callable[[str], float] | None,
         hold: bool,
+        may_try: bool,
     ) -> str | None:
         known = self._known
         get, random, rows = in_flight.get, self._random, known.rows
@@ -199,7 +202,7 @@ class ScoredPicker:
                 ties += 1
                 if random() * ties < 1.0:
                     best, best_load = row, load
-        if attempt is not None and not exclude:
+        if attempt is not None and may_try and not exclude:
             return self._in_spite(attempt, "try")
         if best is None:
             return self._spill(in_flight, exclude, admissible, waiting, hold)
@@ -286,10 +289,24 @@ class ScoredPicker:
         self._counts[why] += 1
         return row.replica
 
+    def wants_try(self, candidates: Sequence[Candidate], in_flight: Mapping[str, int], now_s: float) -> bool:
+        """Whether `pick` would make a call of these candidates a suspect's try. For choices that are made elsewhere:
+        they have to be preceded by this, by which candidates and time are taken in. O(candidates).
+        """
+        self._catch_up(candidates, now_s)
+        return not self._known.level and any(
+            row.suspect and row.due and not in_flight.get(row.replica, 0) for row in self._known.rows
+        )
+
     @property
     def reference_s(self) -> float:
         """The pool's service time, seconds per unit of work, as of the last look."""
         return self._known.reference_s
+
+    @property
+    def all_trusted(self) -> bool:
+        """Nothing tells one candidate from another but its calls in flight, as of the last look."""
+        return self._known.level > 0
 
     def trusted(self, replica: str) -> bool:
         """Whether it is no suspect; for choices that are made elsewhere (affinity). True for an unknown one."""

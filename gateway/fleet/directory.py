@@ -7,7 +7,16 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from gateway.core.faces import Connector, Endpoints, Files, FleetObserver, Resolver, SilentFleetObserver
+from gateway.core.faces import (
+    Backlog,
+    Connector,
+    Endpoints,
+    Files,
+    FleetObserver,
+    NoBacklog,
+    Resolver,
+    SilentFleetObserver,
+)
 from gateway.core.snapshot import FleetSnapshot, ReplicaState, ReplicaView
 from gateway.fleet.connection import Connection
 from gateway.fleet.departure import KEPT_S, needed, shown
@@ -55,6 +64,7 @@ class Directory:
         files: Files,
         warm_request: WarmRequest | None = None,
         observer: FleetObserver | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
         self._clock = clock
         self._chance = chance
@@ -76,7 +86,9 @@ class Directory:
         self._cut = 0
         watcher: FleetObserver = SilentFleetObserver() if observer is None else observer
         make = from_policies(policies) if warm_request is None else warm_request
-        self.tools = Tools(clock, workers, self._start_job, self._member_changed, self._retire, make, watcher)
+        self.tools = Tools(
+            clock, workers, self._start_job, self._member_changed, self._retire, make, watcher, backlog or NoBacklog()
+        )
         self._pools = policies.fleet.pools
         self._models: dict[str, dict[str, ModelPolicy]] = {name: {} for name in self._pools}
         for model in policies.models.values():

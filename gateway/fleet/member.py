@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.faces import FleetObserver, ReplicaClient
+from gateway.core.faces import Backlog, FleetObserver, ReplicaClient
 from gateway.core.faults import UpstreamFault
 from gateway.core.outcome import Outcome
 from gateway.core.snapshot import ModelState, ReplicaState
@@ -41,6 +41,7 @@ class Tools:
     retire: Callable[[str, Connection], None]
     warm_request: WarmRequest
     observer: FleetObserver
+    backlog: Backlog
 
 
 class Member:

@@ -17,11 +17,13 @@ from gateway.core.faces import SnapshotSource
 from gateway.core.permit import Permit
 from gateway.core.reply import Reply
 from gateway.core.service import Service
-from gateway.core.snapshot import FleetSnapshot, ReplicaState
+from gateway.core.snapshot import FleetSnapshot, ModelState, ReplicaState, ReplicaView
 from gateway.decide.admission import Admission, Granted, Queued, Ticket, Why
 from gateway.decide.chance import Chance
 from gateway.decide.cohorts import level
+from gateway.decide.rendezvous import Key
 from gateway.decide.tuning import Tuning
+from gateway.layers.affinity import KeyOf, tell_affinity
 from gateway.layers.desk import AdmissionDesk
 from gateway.layers.gate import shown
 from gateway.layers.route import no_replica
@@ -33,6 +35,12 @@ NO_DEADLINE_S = 3600.0
 
 RETRY_AFTER_MIN_S = 1.0
 """Of a call that is shed: no sooner, however short the line is."""
+
+
+LOADS_AGAIN_S = 60.0
+"""A replica that is back, and says after this time that it does not have the version, was not meant to have it again.
+One that loads it may take longer.
+"""
 
 
 class AdmitLayer:
@@ -51,7 +59,9 @@ class AdmitLayer:
         chance: Chance,
         tuning: Tuning | None = None,
         objective_s: float = 0.0,
+        key_of: KeyOf | None = None,
     ) -> None:
+        """`key_of`: what keeps a call together with others (`affinity.py`); None where nothing does."""
         self._inner = inner
         self._model = model
         self._pool = pool
@@ -62,6 +72,7 @@ class AdmitLayer:
         self._wheel = wheel
         self._chance = chance
         self._tuning = tuning or Tuning()
+        self._key_of = key_of
         self._desks: dict[str, AdmissionDesk] = {}
         fleet.subscribe(self._on_snapshot)
 
@@ -77,11 +88,12 @@ class AdmitLayer:
         trail.in_flight_at_admit = admission.in_flight
         now_s = self._now_s()
         by_s = call.deadline_s if call.session is None else call.first_response_by_s
-        permit = None if call.pinned else admission.take(by_s, now_s)
+        key = None if self._key_of is None or call.pinned else self._key_of(call)
+        permit = None if call.pinned or key is not None else admission.take(by_s, now_s)
         if permit is not None:
             trail.admitted_s = now_s
         else:
-            permit = await self._with_ticket(call, desk, by_s, now_s)
+            permit = await self._with_ticket(call, desk, by_s, now_s, key)
         permit.desk = desk
         call.permit = permit
         try:
@@ -92,7 +104,7 @@ class AdmitLayer:
                 call.permit = None
                 desk.give_back(permit)
 
-    async def _with_ticket(self, call: Call, desk: AdmissionDesk, by_s: float, now_s: float) -> Permit:
+    async def _with_ticket(self, call: Call, desk: AdmissionDesk, by_s: float, now_s: float, key: Key | None) -> Permit:
         """The slot of a call that may have to wait."""
         trail, admission = call.trail, desk.admission
         ticket = Ticket(
@@ -103,11 +115,14 @@ class AdmitLayer:
             level=_level(call),
             pinned=call.pinned,
             opens=bool(call.pinned) and call.sequence is not None and call.sequence.start,
+            key=key,
         )
         decision = admission.offer(ticket, now_s)
         if admission.decided:
             desk.wake()
         if isinstance(decision, Granted):
+            if key is not None:
+                tell_affinity(call, admission.balance.affinity)
             trail.admitted_s = now_s
             return decision.permit
         if isinstance(decision, Queued):
@@ -118,6 +133,8 @@ class AdmitLayer:
                 assert ticket.why is not None
                 desk.tally.refused(call.criticality, ticket.why)
                 raise _refused(call, admission, ticket.why, admission.drain_s(self._now_s()))
+            if key is not None:
+                trail.note("affinity", "waited", {"replica": ticket.permit.replica})
             trail.admitted_s = self._now_s()
             return ticket.permit
         trail.queued_ahead = admission.waiting
@@ -133,24 +150,47 @@ class AdmitLayer:
             return None
         admission = Admission(self._chance, self._queue_max, self._tuning, self._objective_s)
         admission.update(candidates, self._now_s())
-        desk = self._desks[version] = AdmissionDesk(admission, self._now_s, self._wheel)
+        desk = self._desks[version] = AdmissionDesk(
+            admission, self._now_s, self._wheel, f"{self._pool}, {shown(self._model)} {shown(version)}"
+        )
         return desk
 
     def _on_snapshot(self, snapshot: FleetSnapshot) -> None:
         now_s = self._now_s()
-        states = {replica.id: replica.state for replica in snapshot.replicas if replica.pool == self._pool}
+        views = {replica.id: replica for replica in snapshot.replicas if replica.pool == self._pool}
         for version, desk in tuple(self._desks.items()):
             admission = desk.admission
             candidates = snapshot.candidates(self._pool, self._model, version)
+            key = self._model, version
+            away = [each for each in admission.gone if each in views and _comes_back(views[each], key, now_s)]
             # Where nothing is new for this version the snapshot shares what has not changed. But one that was down may
-            # have left the fleet, and must not be counted for ever.
-            if candidates is not admission.candidates or any(replica not in states for replica in admission.gone):
-                down = {replica for replica, state in states.items() if state is ReplicaState.DOWN}
-                admission.update(candidates, now_s, down)
+            # have left the fleet, or come back without this version, and must not be counted for ever.
+            if candidates is not admission.candidates or len(away) != len(admission.gone):
+                down = {replica for replica, view in views.items() if view.state is ReplicaState.DOWN}
+                admission.update(candidates, now_s, down.union(away))
                 desk.wake()
+                desk.tell()
             if not candidates and admission.idle:
                 # A call between two attempts may still know it, and finds no candidates there.
                 del self._desks[version]
+
+    def held(self, replica: str) -> Mapping[str, int]:
+        """Calls that hold a slot there, by version."""
+        return {version: desk.admission.held(replica) for version, desk in self._desks.items()}
+
+    def told(self, replica: str, version: str, pending: int, held: int, now_s: float) -> bool:
+        """Triton counted `pending` calls on the replica at `now_s`, when `held` were our own. Returns whether there are
+        others.
+        """
+        desk = self._desks.get(version)
+        if desk is None:
+            return False
+        desk.admission.balance.picker.report(replica, pending, held, now_s)
+        return pending > held
+
+    def judgements(self, now_s: float) -> Mapping[str, Mapping[str, Any]]:
+        """By version, what is thought of the replicas (`Balance.judgements`)."""
+        return {version: desk.admission.balance.judgements(now_s) for version, desk in sorted(self._desks.items())}
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         return {version: _statistics(desk, now_s) for version, desk in sorted(self._desks.items())}
@@ -159,6 +199,18 @@ class AdmitLayer:
 def _statistics(desk: AdmissionDesk, now_s: float) -> Mapping[str, Any]:
     admission = desk.admission.statistics(now_s)
     return {**admission, "classes": desk.tally.statistics(admission["room"]["waiting_by_class"])}
+
+
+def _comes_back(replica: ReplicaView, key: tuple[str, str], now_s: float) -> bool:
+    """Of one that was found down: it still is, or is on its way back, and has not taken calls again. That is what gives
+    it a slow start then.
+    """
+    if replica.state is not ReplicaState.LIVE:
+        return True
+    model = replica.models.get(key)
+    if model is None or model.state is ModelState.UNAVAILABLE:
+        return now_s - (replica.phases.live_s or 0.0) < LOADS_AGAIN_S
+    return True
 
 
 def _refused(call: Call, admission: Admission, why: Why, wait_s: float) -> GatewayError:

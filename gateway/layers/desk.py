@@ -11,6 +11,7 @@ from collections.abc import Callable
 from gateway.core.permit import Kind, Permit
 from gateway.decide.admission import Admission, Ticket
 from gateway.decide.class_tally import ClassTally
+from gateway.layers.judgements import tell_news
 from gateway.runtime.wheel import NOWHERE, TimerWheel, Waiting
 
 LOOK_S = 0.1
@@ -23,8 +24,13 @@ class AdmissionDesk(Waiting):
     """Implements `core.permit.Desk`. It waits on the wheel while calls wait here."""
 
     __slots__ = ("_now_s", "_wheel", "admission", "tally")
+    __slots__ = ("_named", "_now_s", "_wheel", "admission")
 
-    def __init__(self, admission: Admission, now_s: Callable[[], float], wheel: TimerWheel) -> None:
+    def __init__(
+        self, admission: Admission, now_s: Callable[[], float], wheel: TimerWheel, named: str = "a model"
+    ) -> None:
+        """`named`: the pool, model and version, for the log."""
+        self._named = named
         self.bucket = NOWHERE
         self.admission = admission
         self.tally = ClassTally()
@@ -36,6 +42,12 @@ class AdmissionDesk(Waiting):
         admission.give_back(permit, self._now_s())
         if admission.decided:
             self.wake()
+        if admission.news:
+            self.tell()
+
+    def tell(self) -> None:
+        """Log what has become of replicas."""
+        tell_news(self._named, self.admission.balance.ejection, self._now_s())
 
     def wake(self) -> None:
         """Tell those who wait and whose fate was decided."""
@@ -70,6 +82,7 @@ class AdmissionDesk(Waiting):
         now_s = self._now_s()
         self.admission.look(now_s)
         self.wake()
+        self.tell()
         if self.admission.waiting:
             self._wheel.place(self, now_s + LOOK_S)
 

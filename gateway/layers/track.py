@@ -37,6 +37,9 @@ class TrackLayer:
         special = permit.special
         permit.attempt = attempt = Attempt(permit.replica, started_s, "primary" if special is None else special.kind)
         attempts.append(attempt)
+        if special is not None and special.doubt is not None:
+            doubt = special.doubt
+            trail.note("breaker", doubt.word, {"replica": permit.replica, "attempt": len(attempts), **doubt.numbers})
         try:
             reply = await self._inner.send(call)
         except BaseException as error:

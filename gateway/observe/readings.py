@@ -88,6 +88,31 @@ def store_readings(figures: Mapping[str, Any]) -> Iterable[Reading]:
         yield "sluice_store_questions_total", (store, outcome), figures["questions"].get(outcome, 0)
 
 
+def balance_readings(rows: Iterable[tuple[str, str, str, Mapping[str, Any]]], metrics: Metrics) -> Iterable[Reading]:
+    """From (pool, model, version, `Balance.judgements`). Versions that have no label of their own are added up."""
+    sums: dict[tuple[str, str, str], Counter[tuple[str, str]]] = {}
+    for pool, model, version, row in rows:
+        key = (labels.text(pool), metrics.model_label(model), metrics.version_label(model, version))
+        total = sums.setdefault(key, Counter())
+        total["panic", ""] += int(row["panic"])
+        total["panics", ""] += row["panics"]
+        for name in ("standings", "moves", "affinity"):
+            for word, count in row[name].items():
+                total[name, word] += count
+    for key, total in sums.items():
+        yield "sluice_ejection_panic", key, float(total["panic", ""] > 0)
+        yield "sluice_ejection_panics_total", key, total["panics", ""]
+        for (name, word), count in total.items():
+            if word:
+                yield _JUDGEMENTS[name], (*key, word), count
+
+
+_JUDGEMENTS = {
+    "standings": "sluice_ejection_replicas",
+    "moves": "sluice_ejection_moves_total",
+    "affinity": "sluice_affinity_picks_total",
+}
+
 _SEQUENCE_EVENTS = ("started", "adopted", "ended", "lost", "expired", "evicted")
 
 

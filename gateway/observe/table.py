@@ -99,6 +99,26 @@ TABLE: tuple[Row, ...] = (
         "store outcome",
         "Questions to the shared store: ok, failed, late (no answer in time), skipped (not asked while it is ill).",
     ),
+    # What is thought of replicas.
+    _gauge(
+        "sluice_ejection_replicas",
+        "pool model version standing",
+        "Replicas by what their breakers say of them: "
+        "healthy, slow_start, probing, ejected, kept (it fails, and no more may be out), panic, down.",
+    ),
+    _gauge(
+        "sluice_ejection_panic",
+        "pool model version",
+        "1 while too few replicas are well, and all that are up get calls.",
+    ),
+    _counter("sluice_ejection_panics_total", "pool model version", "Times that this began."),
+    _counter("sluice_ejection_moves_total", "pool model version why", "Moves of breakers, by their reason."),
+    _counter(
+        "sluice_affinity_picks_total",
+        "pool model version where",
+        "Calls with a key that asked for a slot: home; "
+        "next in the key's order; full: nowhere for the key's sake; lent: to prove a replica.",
+    ),
     # Sequences of stateful models.
     _gauge("sluice_sequences_live", "model", "Sequences that are remembered now."),
     _gauge("sluice_sequence_steps_waiting", "model", "Calls that wait for the step before them in their sequence."),

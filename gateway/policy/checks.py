@@ -14,6 +14,7 @@ from typing import Any
 
 from gateway.core.header_names import NEVER_PREFIXES, TRACE_CONTEXT, never_forwarded
 from gateway.policy import addresses
+from gateway.policy.balance_checks import check_balance
 from gateway.policy.decode import Document
 from gateway.policy.identity_checks import check_identity, check_upstream_tls
 from gateway.policy.problems import Path, Problems, path_text, printable
@@ -35,7 +36,7 @@ def check_fleet(fleet: Fleet, problems: Problems) -> None:
 
 
 def check_model(model: Model, fleet: Fleet, problems: Problems) -> None:
-    for check in (_pool, _body_sizes):
+    for check in (_pool, _body_sizes, check_balance):
         check(model, fleet, problems)
     for own in (_json_size, _versions, _split, _times, _classes, _stages):
         own(model, problems)

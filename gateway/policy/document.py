@@ -171,6 +171,9 @@ CHECKS = """Values that are right alone can be wrong together. Checked as well:
   is logged and used.) A pool's `certificate_file` and `key_file` go together.
 - `health.recheck_ms` is at most `health.interval_ms`.
 - A `burst` of `quotas` stands beside a `rate_per_s`; limits on a model limit something, and a policy names the model.
+- `ejection.pause_ms` is at most `ejection.pause_max_ms`.
+- `affinity` by a header or a parameter has its `name`, by `sequence` none; a header is one that
+  `gateway.forward_headers` lets through.
 """
 
 

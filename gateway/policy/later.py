@@ -12,7 +12,7 @@ FileKind = Literal["fleet", "model", "keys"]
 
 _STREAMS = "decoupled models stream without it; the limits of streams stand under `deadline`"
 _RETRY = "sending a call again comes with the layer `attempts`"
-_BREAKER = "taking a failing replica out by its error rate comes with the layer `attempts`; probes work already"
+_BREAKER = "what takes a failing replica out stands under `ejection` in the file of each model"
 _ROLLOUT = "rollouts come with the version gate; until then move the weights of `split` by hand"
 _COHORT = "sticky choices between versions come with the full layer `route`"
 _REDIS = (
@@ -30,7 +30,6 @@ MODEL_KEYS: dict[str, str] = {
     "coalesce": "sharing one execution between equal calls comes with the layer `coalesce`",
     "cohort": _COHORT,
     "cohorts": _COHORT,
-    "ejection": _BREAKER,
     "fairness": "fair shares between tenants come with the full layer `admit`",
     "features": "fetching features comes with the layer `features`; send complete inputs until then",
     "freshness_s": "the age limit of stored answers comes with the layer `cache`",

@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from gateway.policy.balance_schema import Affinity as Affinity
+from gateway.policy.balance_schema import Ejection as Ejection
 from gateway.policy.classes import Classes, default_class
 from gateway.policy.identity_schema import IdentityPolicy
 from gateway.policy.port_schema import KIB, MIB
@@ -102,6 +104,15 @@ class Scrape(Strict, frozen=True, kw_only=True):
     interval_ms: Annotated[
         int, Meta(ge=100, le=600_000, description="Milliseconds between two reads of a replica's metrics.")
     ] = 2000
+    shared_interval_ms: Annotated[
+        int,
+        Meta(
+            ge=100,
+            le=600_000,
+            description="The same while more calls wait there than are this gateway's own: others use the replica too, "
+            "and their calls count for 0.5 s when the next one is chosen.",
+        ),
+    ] = 250
     timeout_ms: Annotated[int, Meta(ge=10, le=60_000, description="A read not finished in this time is given up.")] = (
         1000
     )
@@ -422,6 +433,10 @@ class ModelPolicy(Strict, frozen=True, kw_only=True):
     ] = False
     hedging: Annotated[Hedging, Meta(description="Second attempts of slow calls.")] = Hedging()
     retries: Annotated[Retries, Meta(description="Second attempts of failed calls.")] = Retries()
+    ejection: Annotated[Ejection, Meta(description="When a replica loses its calls for a while.")] = Ejection()
+    affinity: Annotated[
+        Affinity | None, Meta(description="Which calls stay together on one replica. Default: none.")
+    ] = None
     sequences: Annotated[Sequences, Meta(description="Calls to a stateful model that belong together.")] = Sequences()
     warmup: Annotated[Warmup, Meta(description="Calls before traffic.")] = Warmup()
     records: Annotated[ModelRecords, Meta(description="What prediction records hold.")] = ModelRecords()

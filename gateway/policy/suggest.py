@@ -33,6 +33,8 @@ def unknown_key(kind: FileKind, path: Path, known: tuple[str, ...], value: Node)
     meant = _same_stem(name, known)
     if meant:
         return Hint("unknown key", _unit_remedy(name, meant, value), known, meant)
+    if len(path) == 1 and kind != "keys" and name in _places("fleet" if kind == "model" else "model"):
+        return Hint("unknown key", _elsewhere(kind, path, name), known)  # more certain than one that looks like it
     spelled = name.lower().replace("-", "_").replace(" ", "_")
     near = difflib.get_close_matches(spelled[:80], known, n=1, cutoff=0.6)
     if near:

@@ -23,7 +23,8 @@ ALLOWED: dict[str, set[str]] = {
     "fleet": {"core", "runtime", "wire", "decide", "policy", "observe"},
     "edge": {"core", "runtime", "wire", "observe", "policy"},
     "admin": {"core", "runtime", "observe", "records"},
-    "stack": {"core", "runtime", "decide", "policy", "observe", "layers"},
+    "tuned": {"decide", "policy"},
+    "stack": {"core", "runtime", "decide", "policy", "observe", "layers", "tuned"},
 }
 """Room to the rooms it may import; a room may always import itself. `app` and `cli` may import everything."""
 

@@ -14,6 +14,7 @@ from gateway.core.outcome import Outcome
 from gateway.decide.admission import QUEUE_MIN
 from gateway.edge.expiry import EXPIRY_GRACE_S
 from gateway.policy.schema import ModelPolicy
+from tests.simulation.affinity_checks import keys_stay_at_home
 from tests.simulation.batcher import answer_digest
 from tests.simulation.class_checks import CLASS_CHECKS
 from tests.simulation.deadline_checks import DEADLINE_CHECKS
@@ -236,6 +237,7 @@ CHECKS: tuple[Callable[[Report], Iterator[str]], ...] = (
     queues_keep_their_bound,
     nothing_runs_oftener_than_it_was_sent,
     one_attempt_is_the_answer,
+    keys_stay_at_home,
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.core.call import SequenceStep
 from tests.simulation.streamer import StreamOrder
@@ -120,3 +120,16 @@ class Event:
     what: str
     machine: str
     arguments: tuple[object, ...] = ()
+
+
+KEY_PARAMETER = "timeout"
+"""The request parameter that holds a call's key where there is affinity. The clients send it anyway: Triton takes it
+for the time that a call may wait in its queue, and these are so long that none does.
+"""
+_KEYS_US = (2_000_000, 2_000_001, 2_000_002)
+
+
+def with_key(plan: CallPlan) -> CallPlan:
+    """The same call with one of three keys; each fourth has none."""
+    number = plan.number % 4
+    return replace(plan, queue_timeout_us=_KEYS_US[number] if number < 3 else 0)

@@ -114,6 +114,7 @@ class Watch:
             if in_flight != out[model, version]:
                 text = f"{in_flight} slots are held, but {out[model, version]} calls are out"
                 self._world.report.violate(f"{model} {version}: {text}")
+            self._cap(model, version, state["ejection"])
             waiting -= state["waiting_pinned"]
             if waiting and in_flight < state["limit"] and self._has_free_slot(model, version, state):
                 self._world.report.violate(f"{model} {version}: {waiting} calls wait although a slot is free")
@@ -128,6 +129,13 @@ class Watch:
             self._nobody_left(stream)
         for text in () if self._world.ways is None else self._world.ways.faults():
             self._world.report.violate(text)
+
+    def _cap(self, model: str, version: str, judged: Mapping[str, Any]) -> None:
+        """Who is out are no more than the policy lets be out, and never all."""
+        policy, up = self._world.scenario.policies.models[model].ejection, judged["replicas"]
+        out = judged["ejected"]
+        if out > policy.share_max * up + 1e-9 or (up and out >= up) or (out and not policy.enabled):
+            self._world.report.violate(f"{model} {version}: {out} of {up} replicas are ejected")
 
     def _nobody_left(self, stream: NetworkStream | CodecStream) -> None:
         """An upstream stream works for somebody: else it must have been cancelled."""
@@ -161,7 +169,7 @@ class Watch:
             replica, slots = f"{POOL}/{machine}", self._house.slots(machine, model, version)
             if slots is None or held.get(replica, 0) >= slots:
                 continue
-            if known[replica]["suspect"] or judged[replica]["standing"] in ("probing", "ejected"):
+            if known[replica]["suspect"] or judged.get(replica, {}).get("standing") in ("probing", "ejected"):
                 continue
             return True
         return False

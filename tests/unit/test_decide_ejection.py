@@ -754,7 +754,7 @@ class Events(RuleBasedStateMachine):
         assert all(0 < subject.weight(replica, now_s) <= 1 for replica in NAMES)
         if subject.calm:
             assert not bad
-            assert not self.down
+            assert self.up <= used, "those that are down are no candidates: they slow nobody down"
             assert all(subject.weight(replica, now_s) == 1 for replica in NAMES)
 
 

@@ -27,6 +27,7 @@ from gateway.observe.frozen import SERIES_MAX
 from gateway.observe.metrics import BOUNDS_S, FADE_S, Metrics
 from gateway.observe.readings import (
     admission_readings,
+    balance_readings,
     file_readings,
     fleet_readings,
     job_readings,
@@ -241,6 +242,14 @@ def fill(of: Metrics) -> bool:
     quotas = Quotas(lambda tenant, model: QuotaSettings(rate_per_s=1))
     of.add_source("quotas", lambda now_s: quota_readings(quotas.statistics(now_s)))
     of.add_source("stores", lambda now_s: store_readings(MemoryQuotaStore(lambda: now_s).statistics(now_s)))
+    judged = {
+        "panic": True,
+        "panics": 1,
+        "standings": {"ejected": 1, "healthy": 2},
+        "moves": {"failures_in_row": 3},
+        "affinity": {"home": 4},
+    }
+    of.add_source("balance", lambda _: balance_readings([("default", "fraud", "2", judged)], of))
     of.add_source("files", lambda _: file_readings([("keys", 1, False, 0.0), ("listen_tls", 2, True, 1.8e9)]))
     counts = dict.fromkeys(("started", "adopted", "ended", "lost", "expired", "evicted", "live", "waiting"), 1)
     of.add_source("sequences", lambda _: sequence_readings([("fraud", counts)], of))
