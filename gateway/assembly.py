@@ -22,6 +22,7 @@ from gateway.fleet.catalogue import FleetCatalogue
 from gateway.fleet.directory import Directory
 from gateway.fleet.http2_client import Http2ReplicaClient
 from gateway.fleet.transport import ReplicaTransport
+from gateway.layers.cancels import Cancels
 from gateway.observe.lag import watch_loop
 from gateway.observe.metrics import Metrics
 from gateway.observe.readings import (
@@ -123,6 +124,7 @@ class Assembly:
         self.record_log = RecordLog(
             policies.fleet.records, clock, parts.record_workers, parts.record_store, breathe=parts.breathe
         )
+        self.cancels = Cancels(clock, parts.tuning.cancels)
         self.directory = Directory(
             policies,
             parts.connector_of,
@@ -133,6 +135,7 @@ class Assembly:
             resolver=parts.resolver,
             files=parts.files,
             observer=self.metrics,
+            restraint_of=self.cancels.of,
         )
         self.catalogue = FleetCatalogue(self.directory, policies, lambda: self.draining)
         self.transport = ReplicaTransport(self.directory, clock)
@@ -148,6 +151,7 @@ class Assembly:
             pick_chance=chance.stream("decide.pick"),
             split_chance=chance.stream("decide.split"),
             tuning=parts.tuning,
+            cancels=self.cancels,
         )
         self.service: Service = self.stack.service
         self.directory.subscribe(lambda snapshot: self.metrics.fleet_changed(snapshot, clock.now_s()))

@@ -120,7 +120,7 @@ def build_model_stack(
     """The layers below `route` for one model: admit, attempts (where the policy says that calls may go twice), track,
     transport.
     """
-    inner: Service = TrackLayer(transport, clock, cancels)
+    inner: Service = TrackLayer(transport, clock)
     attempts: AttemptsLayer | None = None
     if policy.read_only and (policy.hedging.enabled or policy.retries.max):
         inner = attempts = AttemptsLayer(
@@ -204,10 +204,11 @@ def build_stack(
     pick_chance: random.Random,
     split_chance: random.Random,
     tuning: Tuning | None = None,
+    cancels: Cancels | None = None,
 ) -> Stack:
-    """Assemble all of it, from the inside out."""
+    """Assemble all of it, from the inside out. `cancels` is what the clients of the replicas ask, too."""
     tuning = tuning or Tuning()
-    cancels = Cancels(tuning.cancels)
+    cancels = cancels or Cancels(clock, tuning.cancels)
     fleet.subscribe(cancels.on_snapshot)
     admissions = {
         name: build_model_stack(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gateway.core.credentials import NO_CREDENTIALS, Credentials
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
+from gateway.core.rest import Rest
 
 if TYPE_CHECKING:
     from gateway.core.permit import Permit
@@ -55,7 +56,7 @@ class Attempt:
     out.
     """
 
-    __slots__ = ("answered_s", "ended_s", "kind", "outcome", "replica", "sent", "started_s", "text")
+    __slots__ = ("answered_s", "ended_s", "kind", "outcome", "replica", "rest", "sent", "started_s", "text")
 
     def __init__(self, replica: str, started_s: float, kind: str = "primary") -> None:
         self.replica = replica
@@ -69,6 +70,8 @@ class Attempt:
         """Bytes of the request may have reached the replica; False means that it certainly did not run."""
         self.text = ""
         """The peer's words where it failed, for the operator; callers see `core.faults.public_text` of it."""
+        self.rest: Rest | None = None
+        """Set if it was given up and not cancelled on the replica, where it runs out."""
 
 
 class Note(NamedTuple):

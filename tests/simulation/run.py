@@ -187,6 +187,7 @@ async def play(world: World, build: Builder) -> Report:
     report.on_call_finished = watch.call_finished
     report.sequence_logs = [triton.sequences for triton in world.machines.values()]
     world.network.on_infer, world.network.on_infer_end = watch.begin, watch.end
+    world.network.on_infer_left = watch.left
     for triton in world.machines.values():
         triton.start()
     origin_s = world.trace.origin_s
