@@ -23,6 +23,7 @@ from gateway.fleet.directory import Directory
 from gateway.fleet.http2_client import Http2ReplicaClient
 from gateway.fleet.transport import ReplicaTransport
 from gateway.layers.cancels import Cancels
+from gateway.observe.attempt_readings import attempt_readings, cancel_readings
 from gateway.observe.lag import watch_loop
 from gateway.observe.metrics import Metrics
 from gateway.observe.readings import (
@@ -165,6 +166,16 @@ class Assembly:
                 ((name, layer.statistics(now_s)) for name, layer in self.stack.sequences.items()), self.metrics
             ),
         )
+        self.metrics.add_source(
+            "attempts",
+            lambda now_s: attempt_readings(
+                ((name, layer.statistics(now_s)) for name, layer in self.stack.attempts.items()), self.metrics
+            ),
+        )
+        self.metrics.add_source(
+            "cancels",
+            lambda now_s: cancel_readings(self.directory.snapshot, self.cancels.statistics(now_s), self.metrics),
+        )
         self.metrics.add_source("upstream", lambda now_s: upstream_readings(self._upstream_rows(now_s), self.metrics))
         self.metrics.add_source("records", self.record_log.readings)
         self.metrics.add_source("jobs", lambda now_s: job_readings(self.supervisor.statistics(now_s)["restarts"]))
@@ -193,6 +204,8 @@ class Assembly:
         return {
             "connections": self.directory.statistics(now_s),
             "admission": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.admissions.items())},
+            "attempts": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.attempts.items())},
+            "cancels": self.cancels.statistics(now_s),
             "sequences": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.sequences.items())},
             "records": self.record_log.statistics(now_s),
             "body_memory": self.body_budget.statistics(now_s),

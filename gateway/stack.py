@@ -25,6 +25,7 @@ from gateway.layers.record import CallSink, RecordLayer
 from gateway.layers.route import CurrentRoutes, ModelRoute, RouteLayer, RouteTable
 from gateway.layers.sequence import SequenceLayer
 from gateway.layers.track import TrackLayer
+from gateway.layers.unsent import Unsent
 from gateway.policy.schema import ModelPolicy, PolicySet
 from gateway.runtime.clock import Clock
 from gateway.runtime.wheel import TimerWheel
@@ -104,6 +105,8 @@ class Stack:
     routes: CurrentRoutes
     admissions: Mapping[str, AdmitLayer]
     sequences: Mapping[str, SequenceLayer]
+    attempts: Mapping[str, AttemptsLayer | Unsent]
+    """Of the models that have second attempts of some kind."""
 
 
 def build_model_stack(
@@ -116,14 +119,23 @@ def build_model_stack(
     wheel: TimerWheel,
     chance: random.Random,
     tuning: Tuning,
+    seconds: dict[str, AttemptsLayer | Unsent],
 ) -> AdmitLayer:
     """The layers below `route` for one model: admit, attempts (where the policy says that calls may go twice), track,
-    transport.
+    transport. What makes second attempts is put into `seconds`.
     """
     inner: Service = TrackLayer(transport, clock)
     attempts: AttemptsLayer | None = None
-    if policy.read_only and (policy.hedging.enabled or policy.retries.max):
-        inner = attempts = AttemptsLayer(
+    unsent: Unsent | None = None
+    if not policy.read_only and policy.retries.max:
+        seconds[policy.model] = unsent = Unsent(
+            inner,
+            retries=RetrySettings(retries_max=policy.retries.max),
+            budget=AttemptBudget(tuning.budget.cap(0), tuning.budget),
+            clock=clock,
+        )
+    elif policy.read_only and (policy.hedging.enabled or policy.retries.max):
+        inner = seconds[policy.model] = attempts = AttemptsLayer(
             inner,
             model=policy.model,
             hedging=policy.hedging.enabled,
@@ -145,6 +157,7 @@ def build_model_stack(
         wheel=wheel,
         chance=chance,
         tuning=tuning,
+        unsent=unsent,
     )
     if attempts is not None:
         fleet.subscribe(attempts.on_snapshot)
@@ -210,6 +223,7 @@ def build_stack(
     tuning = tuning or Tuning()
     cancels = cancels or Cancels(clock, tuning.cancels)
     fleet.subscribe(cancels.on_snapshot)
+    seconds: dict[str, AttemptsLayer | Unsent] = {}
     admissions = {
         name: build_model_stack(
             policy,
@@ -220,6 +234,7 @@ def build_stack(
             wheel=wheel,
             chance=pick_chance,
             tuning=tuning,
+            seconds=seconds,
         )
         for name, policy in policies.models.items()
     }
@@ -237,4 +252,4 @@ def build_stack(
     deadline = DeadlineLayer(route, clock, wheel, routes)
     gate = GateLayer(deadline, authenticator, routes)
     record = RecordLayer(gate, clock, sinks)
-    return Stack(service=record, routes=routes, admissions=admissions, sequences=sequences)
+    return Stack(service=record, routes=routes, admissions=admissions, sequences=sequences, attempts=seconds)

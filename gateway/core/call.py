@@ -102,7 +102,6 @@ class Trail:
         "answered_s",
         "artifact_hash",
         "attempts",
-        "hedge",
         "in_flight_at_admit",
         "limit_at_admit",
         "notes",
@@ -143,8 +142,6 @@ class Trail:
         self.in_flight_at_admit = 0
         self.limit_at_admit = 0
         self.attempts: list[Attempt] = []
-        self.hedge = ""
-        """Why a slow call got no hedge when it last asked for one; "" if it never did, or got it."""
         self.notes: list[Note] | None = None
         """None for nearly all calls. See `note`."""
         self.reason: Reason | None = None

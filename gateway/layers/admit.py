@@ -22,14 +22,12 @@ from gateway.decide.admission import Admission, Granted, Queued, Ticket, Why
 from gateway.decide.chance import Chance
 from gateway.decide.cohorts import level
 from gateway.decide.tuning import Tuning
-from gateway.layers.desk import AdmissionDesk
+from gateway.layers.desk import NO_DEADLINE_S, AdmissionDesk
 from gateway.layers.gate import shown
 from gateway.layers.route import no_replica
+from gateway.layers.unsent import Unsent
 from gateway.runtime.clock import Clock
 from gateway.runtime.wheel import TimerWheel
-
-NO_DEADLINE_S = 3600.0
-"""What stands for the deadline of a call that has none: in the line it must have some, or it would starve."""
 
 RETRY_AFTER_MIN_S = 1.0
 """Of a call that is shed: no sooner, however short the line is."""
@@ -51,7 +49,9 @@ class AdmitLayer:
         chance: Chance,
         tuning: Tuning | None = None,
         objective_s: float = 0.0,
+        unsent: Unsent | None = None,
     ) -> None:
+        """`unsent` is asked about calls that have failed."""
         self._inner = inner
         self._model = model
         self._pool = pool
@@ -62,6 +62,7 @@ class AdmitLayer:
         self._wheel = wheel
         self._chance = chance
         self._tuning = tuning or Tuning()
+        self._unsent = unsent
         self._desks: dict[str, AdmissionDesk] = {}
         fleet.subscribe(self._on_snapshot)
 
@@ -86,6 +87,11 @@ class AdmitLayer:
         call.permit = permit
         try:
             return await self._inner.send(call)
+        except GatewayError:
+            reply = None if self._unsent is None else await self._unsent.again(call, desk)
+            if reply is None:
+                raise
+            return reply
         finally:
             # The track layer takes it, and gives it back, whatever happens; unless nothing got so far.
             if call.permit is not None:

@@ -73,6 +73,17 @@ nobody anything than any client has a use for; `silent`: a client with calls in 
 _HTTP_STATUSES = (200, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 417, 429, 431, 499, 500, 501, 503, 504, 505)
 STATUSES = frozenset((*(str(status) for status in _HTTP_STATUSES), *(code.name for code in Code)))
 ATTEMPT_KINDS = frozenset(("primary", "retry", "hedge", "warmup"))
+SECOND_KINDS = ("hedge", "retry", "resend")
+REFUSALS = frozenset(
+    (
+        *("answered", "not_read_only", "not_replayable", "no_cancel", "cancels_capped", "errors_climbing"),
+        *("limit_shrinking", "queue", "busy", "hedges_out", "no_other", "others_busy"),
+        *("final", "quarantined", "stateful", "decoupled", "rival_out", "resent", "attempts", "pushback"),
+        *("no_replica", "same_replica", "deadline"),
+        *("empty", "window"),
+    )
+)
+"""Why there was no second attempt: the words of hedges, of retries, and of the budget."""
 RUNGS = frozenset(("full", "cached", "smaller", "rules", "default"))
 PROBES = frozenset(("liveness", "readiness", "index", "scrape"))
 

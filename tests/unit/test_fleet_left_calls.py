@@ -108,12 +108,13 @@ def test_what_may_not_be_cancelled_ends_at_once_here_and_in_its_own_time_there(h
         rest.on_end(case.ended)
         await asyncio.sleep(0.2)
         assert not rest.over
-        assert case.held[0].reset_code is None, "the replica was told nothing"
+        assert not any(each.reset_code for each in case.held), "the replica was told nothing"
         assert case.figures()["left_now"] == 1
         ANSWERS[how](case.held[0])
         await world.until(lambda: rest.over)
         assert case.ended_s > 0
-        assert case.held[0].reset_code is None or how == "the death of the replica"
+        if how != "the death of the replica":
+            assert case.held[0].reset_code is None
         figures = case.figures()
         assert (figures["left"], figures["left_now"], figures["cancelled"]) == (1, 0, 0)
         assert (restraint.refused, len(case.held)) == (1, 1), "it is not sent again"
