@@ -315,6 +315,9 @@ class LeftCall(UnaryCall):
         self._reader = self._answer = None
         self._discarded = 0
 
+    def part(self) -> None:
+        """Its time was over, and then its caller gave it up as well, in one turn of the loop."""
+
     def _over(self) -> None:
         link, attempt = self._link, self._attempt
         self._settle()

@@ -15,6 +15,7 @@ from gateway.decide.admission import QUEUE_MIN
 from gateway.edge.grpc_stream import EXPIRY_GRACE_S
 from gateway.policy.schema import ModelPolicy
 from tests.simulation.batcher import answer_digest
+from tests.simulation.cancel_checks import cancels_stay_under_the_cap
 from tests.simulation.plans import CallPlan
 from tests.simulation.report import Ending, Report, record_key
 from tests.simulation.sequence_checks import SEQUENCE_CHECKS
@@ -226,6 +227,7 @@ CHECKS: tuple[Callable[[Report], Iterator[str]], ...] = (
     one_record,
     no_answer_after_the_deadline,
     nobody_is_worked_for_in_vain,
+    cancels_stay_under_the_cap,
     the_answer_is_the_questions_own,
     each_ending_is_one_that_the_call_can_have,
     queues_keep_their_bound,

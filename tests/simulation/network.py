@@ -62,8 +62,8 @@ class Network:
         self.on_infer_end: Callable[[object], None] = lambda token: None
         self.on_infer_left: Callable[[object], None] = lambda token: None
         """It is over too, but the replica was not told, and runs on; `on_infer_end` comes when it has run out."""
-        self.on_cancel: Callable[[str, object], None] = lambda address, attempt: None
-        """Called with (address, the attempt or None) for every unary call that the gateway cancels on a replica."""
+        self.on_cancel: Callable[[str], None] = lambda address: None
+        """Called for every single call, the gateway's own questions left out, that is cancelled on a replica."""
         self._held: list[tuple[str, Callable[[], None]]] = []
 
     # -- faces ----------------------------------------------------------------------------------------------------
@@ -194,8 +194,11 @@ class Exchange:
     def parted(self, attempt: Attempt | None) -> bool:
         """Nobody waits any more: whether the machine was told. Else it runs out there."""
         client = self.client
+        if self.rest is not None:
+            return False  # its time was over before, in this very turn
         if attempt is None or client.restraint.may_cancel():
-            client.network.on_cancel(client.address, attempt)
+            if attempt is not None:
+                client.network.on_cancel(client.address)
             self.abandon()
             return True
         attempt.rest = self.rest = Rest()
@@ -206,7 +209,7 @@ class Exchange:
         if self.ended:
             return
         if self.client.restraint.may_cancel():
-            self.client.network.on_cancel(self.client.address, attempt)
+            self.client.network.on_cancel(self.client.address)
             self.abandon()
             self.end(None)
         else:

@@ -126,6 +126,34 @@ def test_what_may_not_be_cancelled_ends_at_once_here_and_in_its_own_time_there(h
     run(main)
 
 
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_a_call_that_is_given_up_twice_in_one_turn_is_left_once(allowed: int) -> None:
+    async def main(world: World) -> None:
+        await world.infer()
+        restraint = Asked()
+        case = Case(world, restraint)
+        task = await case.out(0.5)
+        fire = http2_unary.UnaryCall.fire
+
+        def and_its_caller_leaves(call: http2_unary.UnaryCall) -> None:
+            fire(call)
+            restraint.allowed = allowed
+            task.cancel()
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(http2_unary.UnaryCall, "fire", and_its_caller_leaves)
+            await asyncio.wait((task,))
+        assert task.cancelled()
+        rest = case.attempt.rest
+        assert rest is not None
+        assert (case.figures()["left"], case.figures()["left_now"], restraint.allowed) == (1, 1, allowed)
+        case.held[0].answer(b"")
+        await world.until(lambda: rest.over)
+        assert case.figures()["left_now"] == 0
+
+    run(main)
+
+
 def test_what_may_be_cancelled_is() -> None:
     async def main(world: World) -> None:
         await world.infer()
