@@ -9,10 +9,10 @@ import pytest
 from gateway.core.call import Attempt
 from gateway.core.outcome import Outcome
 from gateway.core.permit import Kind, Permit
-from gateway.core.rest import Rest
 from gateway.layers.attempts import _Race
 from gateway.layers.cancels import Cancels
 from gateway.layers.desk import AdmissionDesk
+from gateway.layers.track import TrackLayer
 from tests.simulation.small_house import SmallHouse
 from tests.unit.simulation_findings import finds, verdict
 
@@ -68,5 +68,12 @@ def test_cancels_that_nobody_caps_are_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_slot_that_comes_back_while_the_replica_still_works_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Rest, "on_end", lambda self, hear: hear())
+    sound = TrackLayer._end
+
+    def early(self: TrackLayer, permit: Permit, attempt: Attempt, otherwise: Outcome) -> None:
+        rest, attempt.rest = attempt.rest, None
+        sound(self, permit, attempt, otherwise)
+        attempt.rest = rest
+
+    monkeypatch.setattr(TrackLayer, "_end", early)
     assert finds("slots are held, but", range(60))
