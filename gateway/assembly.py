@@ -25,6 +25,8 @@ from gateway.fleet.directory import Directory
 from gateway.fleet.http2_client import Http2ReplicaClient
 from gateway.fleet.transport import ReplicaTransport
 from gateway.layers.backlog import Backlogs
+from gateway.layers.cancels import Cancels
+from gateway.observe.attempt_readings import attempt_readings, cancel_readings
 from gateway.observe.lag import watch_loop
 from gateway.observe.metrics import Metrics
 from gateway.observe.readings import (
@@ -138,6 +140,7 @@ class Assembly:
             policies.fleet.records, clock, parts.record_workers, parts.record_store, breathe=parts.breathe
         )
         self.backlogs = Backlogs()
+        self.cancels = Cancels(clock, parts.tuning.cancels)
         self.directory = Directory(
             policies,
             parts.connector_of,
@@ -149,6 +152,7 @@ class Assembly:
             files=parts.files,
             observer=self.metrics,
             backlog=self.backlogs,
+            restraint_of=self.cancels.of,
         )
         self.catalogue = FleetCatalogue(self.directory, policies, lambda: self.draining)
         self.transport = ReplicaTransport(self.directory, clock)
@@ -174,6 +178,7 @@ class Assembly:
             tuning=parts.tuning,
             quotas=quotas,
             leases=self.quota_leases,
+            cancels=self.cancels,
         )
         self.service: Service = self.stack.service
         self.backlogs.admissions = self.stack.admissions
@@ -194,6 +199,16 @@ class Assembly:
             lambda now_s: stage_readings(
                 ((name, layer.statistics(now_s)) for name, layer in self.stack.stages.items()), self.metrics
             ),
+        )
+        self.metrics.add_source(
+            "attempts",
+            lambda now_s: attempt_readings(
+                ((name, layer.statistics(now_s)) for name, layer in self.stack.attempts.items()), self.metrics
+            ),
+        )
+        self.metrics.add_source(
+            "cancels",
+            lambda now_s: cancel_readings(self.directory.snapshot, self.cancels.statistics(now_s), self.metrics),
         )
         self.metrics.add_source("upstream", lambda now_s: upstream_readings(self._upstream_rows(now_s), self.metrics))
         self.metrics.add_source("records", self.record_log.readings)
@@ -229,6 +244,8 @@ class Assembly:
         return {
             "connections": self.directory.statistics(now_s),
             "admission": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.admissions.items())},
+            "attempts": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.attempts.items())},
+            "cancels": self.cancels.statistics(now_s),
             "sequences": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.sequences.items())},
             "stages": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.stages.items())},
             "records": self.record_log.statistics(now_s),

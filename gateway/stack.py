@@ -31,6 +31,7 @@ from gateway.layers.route import CurrentRoutes, ModelRoute, RouteLayer, RouteTab
 from gateway.layers.sequence import SequenceLayer
 from gateway.layers.stages import StagesLayer
 from gateway.layers.track import TrackLayer
+from gateway.layers.unsent import Unsent
 from gateway.policy.schema import ModelPolicy, PolicySet
 from gateway.runtime.clock import Clock
 from gateway.runtime.wheel import TimerWheel
@@ -120,6 +121,8 @@ class Stack:
     sequences: Mapping[str, SequenceLayer]
     stages: Mapping[str, StagesLayer]
     """Of the models whose policies split the deadline."""
+    attempts: Mapping[str, AttemptsLayer | Unsent]
+    """Of the models that have second attempts of some kind."""
     quota: QuotaLayer | None = None
     """None where no policy limits a tenant."""
 
@@ -144,15 +147,24 @@ def build_model_stack(
     wheel: TimerWheel,
     chance: random.Random,
     tuning: Tuning,
+    seconds: dict[str, AttemptsLayer | Unsent],
 ) -> AdmitLayer:
     """The layers below `route` for one model: admit, attempts (where the policy says that calls may go twice), track,
-    transport.
+    transport. What makes second attempts is put into `seconds`.
     """
     tuning = tuned(policy, tuning)
-    inner: Service = TrackLayer(transport, clock, cancels)
+    inner: Service = TrackLayer(transport, clock)
     attempts: AttemptsLayer | None = None
-    if policy.read_only and (policy.hedging.enabled or policy.retries.max):
-        inner = attempts = AttemptsLayer(
+    unsent: Unsent | None = None
+    if not policy.read_only and policy.retries.max:
+        seconds[policy.model] = unsent = Unsent(
+            inner,
+            retries=RetrySettings(retries_max=policy.retries.max),
+            budget=AttemptBudget(tuning.budget.cap(0), tuning.budget),
+            clock=clock,
+        )
+    elif policy.read_only and (policy.hedging.enabled or policy.retries.max):
+        inner = seconds[policy.model] = attempts = AttemptsLayer(
             inner,
             model=policy.model,
             hedging=policy.hedging.enabled,
@@ -175,6 +187,7 @@ def build_model_stack(
         chance=chance,
         tuning=tuning,
         key_of=None if policy.affinity is None else key_of(policy.affinity),
+        unsent=unsent,
     )
     if attempts is not None:
         fleet.subscribe(attempts.on_snapshot)
@@ -246,11 +259,13 @@ def build_stack(
     tuning: Tuning | None = None,
     quotas: Quotas | None = None,
     leases: Leases | None = None,
+    cancels: Cancels | None = None,
 ) -> Stack:
-    """Assemble all of it, from the inside out."""
+    """Assemble all of it, from the inside out. `cancels` is what the clients of the replicas ask, too."""
     tuning = tuning or Tuning()
-    cancels = Cancels(tuning.cancels)
+    cancels = cancels or Cancels(clock, tuning.cancels)
     fleet.subscribe(cancels.on_snapshot)
+    seconds: dict[str, AttemptsLayer | Unsent] = {}
     admissions = {
         name: build_model_stack(
             policy,
@@ -261,6 +276,7 @@ def build_stack(
             wheel=wheel,
             chance=pick_chance,
             tuning=tuning,
+            seconds=seconds,
         )
         for name, policy in policies.models.items()
     }
@@ -285,4 +301,12 @@ def build_stack(
     )
     gate = GateLayer(deadline if quota is None else quota, authenticator, routes)
     record = RecordLayer(gate, clock, sinks)
-    return Stack(service=record, routes=routes, admissions=admissions, sequences=sequences, stages=stages, quota=quota)
+    return Stack(
+        service=record,
+        routes=routes,
+        admissions=admissions,
+        sequences=sequences,
+        stages=stages,
+        attempts=seconds,
+        quota=quota,
+    )

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from gateway.assembly import Assembly, Parts
-from gateway.core.call import Metadata
+from gateway.core.call import Attempt, Metadata
 from gateway.core.faces import Endpoints, IndexEntry, ModelConfigBytes, ReplicaStream
+from gateway.core.restraint import Restraint
 from gateway.policy.keys import AnonymousAuthenticator
 from gateway.policy.load import load_policies
 from gateway.records.file_store import FileStore, breathe
@@ -63,7 +64,17 @@ class InstantReplica:
         """The first model's."""
         return next(iter(self._answers.values()))
 
-    async def infer(self, message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"") -> bytes:
+    def restrain(self, restraint: Restraint) -> None:
+        return None
+
+    async def infer(
+        self,
+        message: bytes,
+        metadata: Metadata,
+        timeout_s: float,
+        tail: bytes = b"",
+        attempt: Attempt | None = None,
+    ) -> bytes:
         message += tail
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bytes] = loop.create_future()

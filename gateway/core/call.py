@@ -15,6 +15,7 @@ from gateway.core.credentials import NO_CREDENTIALS, Credentials
 from gateway.core.criticality import DEFAULT
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
+from gateway.core.rest import Rest
 
 if TYPE_CHECKING:
     from gateway.core.permit import Permit
@@ -58,7 +59,7 @@ class Attempt:
     out.
     """
 
-    __slots__ = ("answered_s", "ended_s", "kind", "outcome", "replica", "sent", "started_s", "text")
+    __slots__ = ("answered_s", "ended_s", "kind", "outcome", "replica", "rest", "sent", "started_s", "text")
 
     def __init__(self, replica: str, started_s: float, kind: str = "primary") -> None:
         self.replica = replica
@@ -72,6 +73,8 @@ class Attempt:
         """Bytes of the request may have reached the replica; False means that it certainly did not run."""
         self.text = ""
         """The peer's words where it failed, for the operator; callers see `core.faults.public_text` of it."""
+        self.rest: Rest | None = None
+        """Set if it was given up and not cancelled on the replica, where it runs out."""
 
 
 class Note(NamedTuple):
@@ -115,7 +118,6 @@ class Trail:
         "answered_s",
         "artifact_hash",
         "attempts",
-        "hedge",
         "in_flight_at_admit",
         "limit_at_admit",
         "notes",
@@ -156,8 +158,6 @@ class Trail:
         self.in_flight_at_admit = 0
         self.limit_at_admit = 0
         self.attempts: list[Attempt] = []
-        self.hedge = ""
-        """Why a slow call got no hedge when it last asked for one; "" if it never did, or got it."""
         self.notes: list[Note] | None = None
         """None for nearly all calls. See `note`."""
         self.reason: Reason | None = None

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from gateway.core.call import Identity, Metadata
+from gateway.core.call import Attempt, Identity, Metadata
 from gateway.core.credentials import Credentials
+from gateway.core.restraint import Restraint
 from gateway.core.snapshot import FleetSnapshot
 
 
@@ -83,10 +84,25 @@ class ReplicaClient(Protocol):
 
     async def model_config(self, model: str, version: str, timeout_s: float) -> ModelConfigBytes: ...
 
-    async def infer(self, message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"") -> bytes:
+    async def infer(
+        self,
+        message: bytes,
+        metadata: Metadata,
+        timeout_s: float,
+        tail: bytes = b"",
+        attempt: Attempt | None = None,
+    ) -> bytes:
         """One ModelInfer: serialized request in, serialized `ModelInferResponse` out. `tail` goes out behind `message`,
         as a part of it, so that a large one need not be copied to append something.
+
+        With an `attempt`, a call that is cancelled here or whose time is over is cancelled on the replica only if the
+        `Restraint` allows it; else it is left to run out there, and what comes is thrown away: then `attempt.rest` is
+        set.
         """
+        ...
+
+    def restrain(self, restraint: Restraint) -> None:
+        """Ask it from now on before an inference that has an attempt is cancelled."""
         ...
 
     def open_stream(self, metadata: Metadata, timeout_s: float) -> ReplicaStream:

@@ -101,9 +101,10 @@ _TEXT_ROWS = tuple(row for row in ROWS if row.code is not None and row.text)
 
 def known_nowhere(text: str) -> bool:
     """Whether a replica that has not got a model said so in words that any other would use, too (field case FH-08): it
-    does not know it. One that is only not ready, or stops, says something else.
+    does not know it. One where it is only not ready, or unloaded, begins in the same way and ends otherwise; one that
+    stops says something else.
     """
-    return "unknown model" in text
+    return "unknown model" in text and "is not found" in text
 
 
 def in_stream_fault(text: str, *, reached_model: bool) -> UpstreamFault:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, Protocol
 
-from gateway.core.call import Attempt
+from gateway.core.call import Attempt, Call
 
 Kind = Literal["primary", "retry", "hedge"]
 
@@ -30,6 +30,10 @@ class Desk(Protocol):
         """A slot at once on a replica that is not one of `tried`; None if there is none, or others wait for it."""
         ...
 
+    async def wait_again(self, call: Call, tried: tuple[str, ...]) -> Permit | None:
+        """A slot for a call whose replica went down with it, as soon as there is one; None if it is refused."""
+        ...
+
     def hedge_delay_s(self, remaining_s: float, now_s: float) -> float | None:
         """After how long a primary that is sent now, by a call with so much time left, counts as slow."""
         ...
@@ -40,6 +44,18 @@ class Desk(Protocol):
 
     def may_hedge(self, tried: tuple[str, ...], *, cancels_capped: bool) -> str:
         """`hedge`, or why not (`decide.hedge.HedgeWord`)."""
+        ...
+
+    def hedge_none(self) -> str:
+        """Why `hedge_delay_s`, asked just now, gave None (`decide.hedge.NoDelay`)."""
+        ...
+
+    def hedge_saw(self) -> dict[str, float | str]:
+        """What `may_hedge` looks at, for a note."""
+        ...
+
+    def fresh_grants(self) -> int:
+        """Permits that were granted since this was asked last."""
         ...
 
     def median_s(self) -> float:

@@ -15,8 +15,8 @@ A slot may be free while a call waits: the picker would rather let it wait than 
 slower (`score.py`), and an ejected replica gets none. Both end when other slots come back, which are taken, or the call
 would have got one; and by time, for which `look` is.
 
-A call is not sent if it has less time left than calls need, unless the replica has nothing else to do: an estimate that
-forbade every call would never be corrected.
+A call is not sent if it has less time left than calls need: while others wait, than nearly all do; else, than hardly
+any is done in, unless the replica has nothing else to do: an estimate that forbade every call would never be corrected.
 
 The object decides and remembers; it wakes nobody. Whose fate it has decided, it puts into `decided`; the layer empties
 that after each call of a method.
@@ -165,10 +165,10 @@ class Admission:
         """The slots of those, and of the candidates."""
         self._tell_s = -math.inf
         """Until then a plain answer needs no look at the time."""
-        self._hedges_out = 0
-        self._failing = 0.0
+        self.hedges_out = 0
+        self.failing = 0.0
         """The share of attempts that fail, over some dozens of them."""
-        self._granted = 0
+        self.granted = 0
         self._refused: dict[str, int] = {"no_replica": 0, "cohort": 0, "infeasible": 0}
 
     @property
@@ -211,17 +211,20 @@ class Admission:
         count = in_flight.get(replica, 0)
         if (
             count
-            and (now_s >= self.pacer.due_s or now_s + self.pacer.need_s > deadline_s)
+            and (now_s >= self.pacer.due_s or now_s + self.pacer.least_s > deadline_s)
             and not self._in_time(replica, deadline_s, now_s)
         ):
             return None
         in_flight[replica] = count = count + 1
         self.in_flight += 1
-        self._granted += 1
+        self.granted += 1
         return Permit(replica, count)
 
     def _in_time(self, replica: str, deadline_s: float, now_s: float) -> bool:
-        return replica not in self._in_flight or now_s + self.pacer.pace(self.limit, now_s).need_s <= deadline_s
+        if replica not in self._in_flight:
+            return True
+        self.pacer.pace(self.limit, now_s)
+        return now_s + self.pacer.least_s <= deadline_s
 
     def offer(self, ticket: Ticket, now_s: float) -> Decision:
         """A call asks for a slot. O(candidates)."""
@@ -288,7 +291,7 @@ class Admission:
         replica = self.balance.pick(self._in_flight, now_s, exclude=tried, hold=False)
         if replica is None:
             return None
-        self._hedges_out += kind == "hedge"
+        self.hedges_out += kind == "hedge"
         return self._grant(replica, now_s, kind=kind)
 
     def may_hedge(self, tried: Collection[str], *, cancels_capped: bool) -> HedgeWord:
@@ -305,13 +308,13 @@ class Admission:
             replayable=True,
             cancel_works=True,
             cancels_capped=cancels_capped,
-            errors_climbing=self.balance.ejection.panic or self._failing > FAILING_MAX,
+            errors_climbing=self.balance.ejection.panic or self.failing > FAILING_MAX,
             limit_shrinking=False,
             waiting=self._room.waiting,
             slots=self.limit,
             mean_in_flight=self.hedging.mean_in_flight,
             in_flight=self.in_flight,
-            hedges_out=self._hedges_out,
+            hedges_out=self.hedges_out,
             other_in_flight=min(others, default=None),
             median_in_flight=counts[len(counts) // 2] if counts else 0,
         )
@@ -358,8 +361,8 @@ class Admission:
                 self.pacer.answered(duration_s, count, self._slots.get(replica, 1), now_s)
             if not self._counted(replica, duration_s, now_s):
                 self._ejection.note(replica, _SUCCESS, duration_s, now_s)
-            if self._failing:
-                self._failing -= self._failing / FAILING_MEMORY
+            if self.failing:
+                self.failing -= self.failing / FAILING_MEMORY
         else:
             self._learn(permit, special or USUAL, now_s)
         if not self._open:
@@ -371,7 +374,7 @@ class Admission:
             self._opening[replica] -= 1
             if not self._opening[replica]:
                 del self._opening[replica]
-        self._hedges_out -= special.kind == "hedge"
+        self.hedges_out -= special.kind == "hedge"
         self.balance.ended(permit, now_s)
         attempt = permit.attempt
         if attempt is None or attempt.outcome is None:
@@ -384,9 +387,9 @@ class Admission:
             elif TEACHINGS[outcome].hedge is _LOWER_BOUND:
                 self.pacer.cut_short(duration_s, now_s)
         if outcome is _OK:
-            self._failing -= self._failing / FAILING_MEMORY
+            self.failing -= self.failing / FAILING_MEMORY
         elif TEACHINGS[outcome].breaker is _FAILURE:
-            self._failing += (1.0 - self._failing) / FAILING_MEMORY
+            self.failing += (1.0 - self.failing) / FAILING_MEMORY
 
     def _tell(self, now_s: float) -> None:
         """Once a second, and when a window of the pacer ends: the judges hear how long calls take."""
@@ -463,7 +466,7 @@ class Admission:
         in_flight = self._in_flight
         in_flight[replica] = count = in_flight.get(replica, 0) + 1
         self.in_flight += 1
-        self._granted += 1
+        self.granted += 1
         probe, doubt = self.balance.begin(replica, now_s)
         special = Special(kind, probe, ticket is not None and ticket.opens, doubt)
         if ticket is not None:
@@ -488,12 +491,12 @@ class Admission:
             "in_flight": self.in_flight,
             "in_flight_by_replica": dict(sorted(self._in_flight.items())),
             **{name: room[name] for name in ("waiting", "waiting_pinned", "queue_max", "oldest_wait_s", "withdrawn")},
-            "granted": self._granted,
+            "granted": self.granted,
             "refused": {why: room["refused"].get(why, 0) + self._refused.get(why, 0) for why in WHYS},
             "room": room,
             "cohorts": self.cohorts.statistics(now_s),
             "pace": self.pacer.statistics(now_s),
-            "hedging": {**self.hedging.statistics(now_s), "out": self._hedges_out},
-            "failing": self._failing,
+            "hedging": {**self.hedging.statistics(now_s), "out": self.hedges_out},
+            "failing": self.failing,
             **self.balance.statistics(now_s),
         }

@@ -151,6 +151,16 @@ class AttemptBudget:
             self._refused[word] += 1
         return word
 
+    def tokens(self, kind: str = "retry") -> float:
+        """What a hedge, or a retry, could draw from now, in sends."""
+        return (self._hedge if kind == "hedge" else self._retry + self._hedge) / SEND
+
+    def primaries(self, count: int) -> None:
+        """As `primary`, for many at once."""
+        self._primaries += count
+        self._hedge = min(self._half_max, self._hedge + count * self._hedge_deposit)
+        self._retry = min(self._half_max, self._retry + count * self._retry_deposit)
+
     def set_cap(self, cap: int) -> None:
         """The model's largest batch has changed. What is over the new cap is lost. Raises ValueError below 2."""
         self._half_max = _half(cap)

@@ -10,8 +10,9 @@ What that costs: of a call that runs, little, because Triton stops only those th
 others' backends, few of which look. Its queue is one batch deep at most, since slots are what fills a batch twice. So a
 cancel that is not made costs one call's share of a batch, and keeps its slot for at most two executions.
 
-A deadline that is told upstream is a cancel too: the replica makes it by itself when the time is over. For a call that
-may be left to run out, it must be told later than the gateway's own.
+A deadline that is told upstream is a cancel too: the replica makes it by itself when the time is over. So while cancels
+are frequent (`guarded`) calls are told a later one than the gateway's own. Those that were sent before that keep the
+deadline they were told; they are no more than the replica has slots.
 
 `climbing` tells hedges to stop: every hedge ends in a cancel, of itself or of its rival. It looks at a few seconds, not
 at the instant: one slow batch makes a burst of hedges, and the next slow one must still get its own.
@@ -46,9 +47,13 @@ class CancelCapSettings:
     window_s: float = 5.0
     """The time over which `rate` is taken. Longer than a burst takes to pass, shorter than a server takes to come back.
     """
+    slack_s: float = 10.0
+    """While cancels are frequent, calls are told a time limit that is so much later: more than calls are left to run
+    (`fleet.replica_calls.RUN_OUT_S`), and no more than a replica may work for a gateway that has stopped dead.
+    """
 
     def __post_init__(self) -> None:
-        for name in ("per_s", "climbing_share", "window_s"):
+        for name in ("per_s", "climbing_share", "window_s", "slack_s"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive and finite, not {value}")
@@ -62,7 +67,7 @@ DEFAULTS = CancelCapSettings()
 class CancelCap:
     """The cap of one replica, over all models: it is the server that dies."""
 
-    __slots__ = ("_at_s", "_counts", "_made", "_settings", "_tokens")
+    __slots__ = ("_at_s", "_counts", "_guarded_until_s", "_made", "_settings", "_tokens")
 
     def __init__(self, settings: CancelCapSettings = DEFAULTS) -> None:
         self._settings = settings
@@ -73,6 +78,7 @@ class CancelCap:
         self._made: deque[float] = deque(maxlen=math.ceil(most) + 1)
         """When cancels were made, within the window."""
         self._counts = {"cancelled": 0, "let_run": 0}
+        self._guarded_until_s = 0.0
 
     def may_cancel(self, now_s: float) -> bool:
         """Whether a call may be cancelled on this replica now; True takes one. False: let it run out."""
@@ -81,9 +87,31 @@ class CancelCap:
             self._counts["let_run"] += 1
             return False
         self._tokens -= 1.0
+        self._note(now_s)
+        return True
+
+    def cancelled(self, now_s: float) -> None:
+        """One was made that nobody could forbid: it counts as all do."""
+        self._refill(now_s)
+        self._tokens = max(0.0, self._tokens - 1.0)
+        self._note(now_s)
+
+    def _note(self, now_s: float) -> None:
         self._made.append(now_s)
         self._counts["cancelled"] += 1
-        return True
+        if self.rate(now_s) * self._settings.window_s >= self._settings.burst:
+            self._guarded_until_s = now_s + self._settings.window_s
+
+    def guarded(self, now_s: float) -> bool:
+        """Whether cancels are so frequent that the replica should not keep the time of calls by itself: there was a
+        burst of them within one window, and that is no longer ago than another.
+        """
+        return now_s < self._guarded_until_s
+
+    def capped(self, now_s: float) -> bool:
+        """Whether the next one would be refused."""
+        self._refill(now_s)
+        return self._tokens < 1.0
 
     def _refill(self, now_s: float) -> None:
         if now_s > self._at_s:
@@ -110,5 +138,6 @@ class CancelCap:
             "cap_per_s": self._settings.per_s,
             "tokens": self._tokens,
             "climbing": self.climbing(now_s),
+            "guarded": self.guarded(now_s),
             **self._counts,
         }

@@ -175,6 +175,11 @@ class HedgeDelay:
         return None if remaining_s - wait_s < max(self._median_s, self.settings.delay_min_s) else wait_s
 
     @property
+    def trigger_s(self) -> float | None:
+        """When a primary counts as slow, as of the last refresh; None while too few are known."""
+        return self._trigger_s
+
+    @property
     def mean_in_flight(self) -> float:
         """Primaries in flight in the mean of the last seconds, as of the last refresh: the time that they took, over
         the time that passed (Little's law).

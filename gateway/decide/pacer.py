@@ -8,6 +8,8 @@ What it knows comes from calls that were answered, and from those cut short as l
 - *What a call needs* from send to reply: the 95th percentile of the last half minute, but at most twice the median: a
   call waits for one batch at most before its own, and what is beyond is bad luck. Were one call in ten a straggler,
   the percentile alone would refuse everybody who can't afford to be one.
+- *The least that a call needs*: the 10th percentile. Where slots are free and nobody waits, to try costs nobody
+  anything, and half of the calls that have just the median's time left are answered.
 
 Nothing is told before `samples_min` calls are known, and then the room refuses nobody for want of time. The estimate
 is read anew every `refresh_s`; between, the same object is told again.
@@ -28,6 +30,9 @@ from gateway.decide.waiting_room import Pace
 
 ROUNDS = 2
 """Rounds of work that fill the slots of a replica (`fleet/slots.py`)."""
+
+LEAST = 0.1
+"""The share of calls that are quicker than `Pacer.least_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,19 @@ class PacerSettings:
 class Pacer:
     """Of one (pool, model, version)."""
 
-    __slots__ = ("_pace", "_round_s", "_seen", "_settings", "_slots", "due_s", "median_s", "need_s", "rounds", "window")
+    __slots__ = (
+        "_pace",
+        "_round_s",
+        "_seen",
+        "_settings",
+        "_slots",
+        "due_s",
+        "least_s",
+        "median_s",
+        "need_s",
+        "rounds",
+        "window",
+    )
 
     def __init__(self, settings: PacerSettings | None = None) -> None:
         self._settings = settings or PacerSettings()
@@ -70,6 +87,8 @@ class Pacer:
         """When what is told here is too old. For reading, as what follows."""
         self.need_s = 0.0
         """Of the last `pace`."""
+        self.least_s = 0.0
+        """Hardly any call takes less, from send to reply; 0 while nothing is known."""
         self.median_s = 0.0
         """From send to reply, as of the last refresh; 0 while nothing is known."""
 
@@ -116,14 +135,13 @@ class Pacer:
         self.fold()
         found = None
         if self.window.count(now_s) >= self._settings.samples_min:
-            found = self.window.quantiles((0.5, 0.95), now_s)
+            found = self.window.quantiles((LEAST, 0.5, 0.95), now_s)
         instances = max(1, slots // ROUNDS)
         if found is None:
-            self.median_s = 0.0
-            self.need_s = 0.0
+            self.least_s = self.median_s = self.need_s = 0.0
             self._pace = Pace(instances, 0.0, 0.0, 0.0)
         else:
-            self.median_s, late_s = found
+            self.least_s, self.median_s, late_s = found
             self.need_s = need_s = min(late_s, ROUNDS * self.median_s)
             self._pace = Pace(instances, self._round_s, need_s, need_s)
 
@@ -132,6 +150,7 @@ class Pacer:
         return {
             "samples": self.window.count(now_s),
             "round_s": self._pace.batch_s,
+            "least_s": self.least_s,
             "median_s": self.median_s,
             "need_s": self._pace.need_s,
         }

@@ -14,9 +14,11 @@ from gateway.core.faces import (
     Files,
     FleetObserver,
     NoBacklog,
+    ReplicaClient,
     Resolver,
     SilentFleetObserver,
 )
+from gateway.core.restraint import Restraint
 from gateway.core.snapshot import FleetSnapshot, ReplicaState, ReplicaView
 from gateway.fleet.connection import Connection
 from gateway.fleet.departure import KEPT_S, needed, shown
@@ -65,7 +67,9 @@ class Directory:
         warm_request: WarmRequest | None = None,
         observer: FleetObserver | None = None,
         backlog: Backlog | None = None,
+        restraint_of: Callable[[str], Restraint] | None = None,
     ) -> None:
+        """`restraint_of` a replica, by its id: what its client asks before it cancels calls."""
         self._clock = clock
         self._chance = chance
         self._supervisor = supervisor
@@ -93,6 +97,7 @@ class Directory:
         self._models: dict[str, dict[str, ModelPolicy]] = {name: {} for name in self._pools}
         for model in policies.models.values():
             self._models[model.pool][model.model] = model
+        self._restraint_of = restraint_of
         self._connectors = {name: connector_of(pool) for name, pool in self._pools.items()}
         self._rosters = {
             name: Roster(name, pool.replicas_max, source_of(pool, policies.base_dir, resolver, files, workers))
@@ -175,7 +180,14 @@ class Directory:
     def _add(self, pool: str, endpoints: Endpoints) -> None:
         replica_id = f"{pool}/{endpoints.grpc}"
         self._count += 1
-        policy, connector = self._pools[pool], self._connectors[pool]
+        policy, connector, restraint_of = self._pools[pool], self._connectors[pool], self._restraint_of
+
+        def connect() -> ReplicaClient:
+            client = connector.connect(endpoints)
+            if restraint_of is not None:
+                client.restrain(restraint_of(replica_id))
+            return client
+
         replica = Replica(
             replica_id,
             pool,
@@ -188,7 +200,7 @@ class Directory:
             replica,
             policy,
             self._models[pool],
-            lambda: connector.connect(endpoints),
+            connect,
             self._chance.stream(f"fleet/{replica_id}"),
             self.tools,
             self._count,

@@ -13,18 +13,22 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from gateway.core.call import Metadata
+from gateway.core.call import Attempt, Metadata
 from gateway.core.codes import Code
 from gateway.core.faces import Endpoints
 from gateway.core.faults import UpstreamFault
 from gateway.core.header_names import PEERS_OWN, PEERS_OWN_PREFIXES
+from gateway.core.rest import Rest
 from gateway.fleet.grpc_faults import to_fault
 from gateway.fleet.grpc_tls import open_channel
 from gateway.fleet.grpcio_stream import GrpcioStream
 from gateway.fleet.replica_calls import (
     INFER,
+    LEFT_MAX,
     METADATA_BYTES_MAX,
     ROUTED_NAMES_BYTES,
+    RUN_OUT_AGAIN_S,
+    RUN_OUT_S,
     SERVICE,
     UNREAD_BYTES_MAX,
     ReplicaCalls,
@@ -97,6 +101,8 @@ class GrpcioReplicaClient(ReplicaCalls):
         self._channel = open_channel(f"dns:///{endpoints.grpc}", options.arguments(), tls)
         self._infer = self._method(INFER)
         self._methods: dict[str, Any] = {}
+        self._left: dict[Any, asyncio.TimerHandle] = {}
+        """Calls that were given up and run out, and what ends their time."""
 
     def _method(self, path: str) -> Any:
         return self._channel.unary_unary(path, None, None)
@@ -105,20 +111,33 @@ class GrpcioReplicaClient(ReplicaCalls):
         method = self._methods.get(name)
         if method is None:
             method = self._methods[name] = self._method(SERVICE + name)
-        return await self._call(method, message, None, timeout_s)
+        return await self._call(method, message, None, timeout_s, None)
 
     async def _call(
-        self, method: Any, message: bytes, metadata: list[tuple[str, str | bytes]] | None, timeout_s: float
+        self,
+        method: Any,
+        message: bytes,
+        metadata: list[tuple[str, str | bytes]] | None,
+        timeout_s: float,
+        attempt: Attempt | None,
     ) -> bytes:
         limit_s = None if timeout_s == math.inf else max(0.0, timeout_s)
+        guarded = attempt is not None and self._restraint.guarded
         started_s = self._clock.now_s()
         try:
-            call = method(message, timeout=limit_s, metadata=metadata)
+            told_s = limit_s if limit_s is None or not guarded else limit_s + self._restraint.slack_s()
+            call = method(message, timeout=told_s, metadata=metadata)
             # Not `await call` while it is out: cancelling that drops the library's batch while the core works on it,
             # which leaks 1 kB for each call (grpc/grpc issue 43360, open in 1.85). See the cancel below.
-            await asyncio.shield(call._call_response)
+            if not guarded or limit_s is None:
+                await asyncio.shield(call._call_response)
+            elif not (await asyncio.wait((call._call_response,), timeout=limit_s))[0]:
+                self._part(call, attempt)
+                raise UpstreamFault(Code.DEADLINE_EXCEEDED, "Deadline Exceeded", from_peer=False)
             response: bytes | None = await call
         except aio.AioRpcError as error:
+            if attempt is not None and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._restraint.cancelled()  # by the library, or by the replica itself
             raise to_fault(
                 error.code().value[0],
                 error.details() or "",
@@ -129,8 +148,7 @@ class GrpcioReplicaClient(ReplicaCalls):
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                # RST_STREAM CANCEL goes to the replica, and the library's own task sees the call end in peace.
-                call._cython_call.cancel("the gateway cancelled the call")
+                self._part(call, attempt)
                 raise
             # Nobody cancelled this task: the channel was closed under the call, which grpcio tells in the same way.
             raise UpstreamFault(Code.UNAVAILABLE, "Channel closed while the call was out", from_peer=False) from None
@@ -142,9 +160,43 @@ class GrpcioReplicaClient(ReplicaCalls):
             raise UpstreamFault(Code.INTERNAL, "status OK came without a message", from_peer=True)
         return response
 
-    async def infer(self, message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"") -> bytes:
+    def _part(self, call: Any, attempt: Attempt | None) -> None:
+        """Nobody waits for it any more: cancel it, or leave it to run out."""
+        restraint = self._restraint
+        if attempt is not None and len(self._left) < LEFT_MAX and not restraint.may_cancel():
+            attempt.rest = Rest()
+            self._left[call] = asyncio.get_running_loop().call_later(RUN_OUT_S, self._ran_out, call)
+            call._call_response.add_done_callback(lambda response: self._left_ended(call, attempt, response))
+            return
+        if attempt is not None and len(self._left) >= LEFT_MAX:
+            restraint.cancelled()
+        # RST_STREAM CANCEL goes to the replica, and the library's own task sees the call end in peace.
+        call._cython_call.cancel("the gateway cancelled the call")
+
+    def _ran_out(self, call: Any) -> None:
+        """It has had its time."""
+        if self._restraint.may_cancel():
+            call._cython_call.cancel("the gateway cancelled the call")
+        else:
+            self._left[call] = asyncio.get_running_loop().call_later(RUN_OUT_AGAIN_S, self._ran_out, call)
+
+    def _left_ended(self, call: Any, attempt: Attempt, response: asyncio.Future[Any]) -> None:
+        self._left.pop(call).cancel()
+        if not response.cancelled():
+            response.exception()  # nobody else asks for it
+        assert attempt.rest is not None
+        attempt.rest.end()
+
+    async def infer(
+        self,
+        message: bytes,
+        metadata: Metadata,
+        timeout_s: float,
+        tail: bytes = b"",
+        attempt: Attempt | None = None,
+    ) -> bytes:
         """As the face says; `tail` goes out behind `message`, as a part of it."""
-        return await self._call(self._infer, message + tail, clean(metadata) if metadata else None, timeout_s)
+        return await self._call(self._infer, message + tail, clean(metadata) if metadata else None, timeout_s, attempt)
 
     def open_stream(self, metadata: Metadata, timeout_s: float) -> GrpcioStream:
         limit = self._options.message_bytes_max

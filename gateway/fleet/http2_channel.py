@@ -68,6 +68,8 @@ class Tally:
     """Calls that a replica had not taken, and that were sent again."""
     cancelled: int = 0
     """Calls and streams that were given up while they were out."""
+    left: int = 0
+    """Calls that were given up and not cancelled: they ran out, or do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from gateway.core.call import Metadata
+from gateway.core.call import Attempt, Metadata
 from gateway.core.faces import Endpoints, Resolver
 from gateway.core.faults import UpstreamFault
+from gateway.core.restraint import Restraint
 from gateway.fleet.http2_channel import Http2Options
 from gateway.fleet.http2_dial import Contexts, Dial, Dialler, LoopResolver, dial
 from gateway.fleet.http2_faults import expired, too_large
@@ -76,8 +77,18 @@ class Http2ReplicaClient(ReplicaCalls):
         self._links = links
         self._send_max = links.message_max + ROUTED_NAMES_BYTES
 
+    def restrain(self, restraint: Restraint) -> None:
+        super().restrain(restraint)
+        self._links.restraint = restraint
+
     async def infer(
-        self, message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"", path: str = INFER
+        self,
+        message: bytes,
+        metadata: Metadata,
+        timeout_s: float,
+        tail: bytes = b"",
+        attempt: Attempt | None = None,
+        path: str = INFER,
     ) -> bytes:
         """As the face says. `tail` goes out behind `message`, as a part of it: whoever has a large one and something
         to add need not copy it.
@@ -89,13 +100,15 @@ class Http2ReplicaClient(ReplicaCalls):
             raise expired(timeout_s, sent=False)
         links = self._links
         channel = links.main if size <= links.bulk_bytes else links.bulk
-        call = UnaryCall(links, channel, path, message, tail, metadata, timeout_s, get_running_loop().create_future())
+        call = UnaryCall(
+            links, channel, path, message, tail, metadata, timeout_s, get_running_loop().create_future(), attempt
+        )
         channel.start(call)
         call.fresh = False
         try:
             answer = await call.future
         except asyncio.CancelledError:
-            call.abandon()
+            call.part()
             raise
         except UpstreamFault:
             del call  # holds the fault, whose traceback holds this frame: a cycle
@@ -129,6 +142,7 @@ class Http2ReplicaClient(ReplicaCalls):
         return {
             "connections": self._links.open,
             **asdict(self._links.tally),
+            "left_now": self._links.left,
             "ping_complaints": self._links.keepalive.complaints,
             "keepalive_s": self._links.keepalive.every_s,
         }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 
+from gateway.core.restraint import Free, Restraint
 from gateway.fleet.http2_answer import Unpacker
 from gateway.fleet.http2_channel import Http2Channel, Http2Options, Startable, Surroundings, Tally
 from gateway.fleet.http2_dial import Dialler
@@ -21,7 +22,19 @@ from gateway.runtime.workers import Workers
 class Http2Links:
     """All connections of one client."""
 
-    __slots__ = ("bulk", "bulk_bytes", "keepalive", "main", "message_max", "now_s", "tally", "unpacker", "wheel")
+    __slots__ = (
+        "bulk",
+        "bulk_bytes",
+        "keepalive",
+        "left",
+        "main",
+        "message_max",
+        "now_s",
+        "restraint",
+        "tally",
+        "unpacker",
+        "wheel",
+    )
 
     def __init__(
         self,
@@ -45,6 +58,9 @@ class Http2Links:
         self.bulk = Http2Channel(around, elsewhere=self._with_the_others)
         """For messages over `bulk_bytes`."""
         self.bulk_bytes = options.bulk_bytes
+        self.restraint: Restraint = Free()
+        self.left = 0
+        """Calls that were given up and run out now."""
 
     def _with_the_others(self, call: Startable) -> None:
         call.channel = self.main

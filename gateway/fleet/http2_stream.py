@@ -172,6 +172,7 @@ class Http2ReplicaStream(Stream):
         if not self._over:
             if self._link is not None:
                 self._links.tally.cancelled += 1
+                self._links.restraint.cancelled()
             self._give_up(lost("the stream was given up", sent=self._sent()))
 
     # -- its end -------------------------------------------------------------------------------------------------------
@@ -198,6 +199,8 @@ class Http2ReplicaStream(Stream):
 
     def _expire(self) -> None:
         self._messages.clear()  # no answer after its deadline
+        if self._link is not None:
+            self._links.restraint.cancelled()
         self._give_up(expired(self._limit_s, sent=self._sent()))
 
     def _sent(self) -> bool:

@@ -7,13 +7,15 @@ import math
 import struct
 from typing import TYPE_CHECKING
 
-from gateway.core.call import Metadata
+from gateway.core.call import Attempt, Metadata
 from gateway.core.codes import Code
 from gateway.core.faults import UpstreamFault
+from gateway.core.rest import Rest
 from gateway.fleet.http2_answer import Block, fresh, read_block
 from gateway.fleet.http2_faults import expired, no_status, of_grpc, of_reset
 from gateway.fleet.http2_head import request_block
 from gateway.fleet.http2_link import Http2Link
+from gateway.fleet.replica_calls import LEFT_MAX, RUN_OUT_AGAIN_S, RUN_OUT_S
 from gateway.runtime.wheel import NOWHERE, Bucket
 from gateway.wire.grpc import PREFIX_BYTES, GrpcFault, MessageReader
 from gateway.wire.hpack import HeaderBlock
@@ -42,6 +44,8 @@ class UnaryCall(Stream):
 
     __slots__ = (
         "_answer",
+        "_attempt",
+        "_discarded",
         "_due_s",
         "_limit_s",
         "_link",
@@ -65,6 +69,8 @@ class UnaryCall(Stream):
     """Of the answer in `future`, where that is `compressed`."""
     _writes: int
     """The link's, when it began."""
+    _discarded: int
+    """Of a `LeftCall`: bytes that have come for it since."""
 
     def __init__(
         self,
@@ -76,9 +82,10 @@ class UnaryCall(Stream):
         metadata: Metadata,
         limit_s: float,
         future: asyncio.Future[bytes],
+        attempt: Attempt | None = None,
     ) -> None:
         """To be started on `channel`. What is sent is `message` and then `tail`. `limit_s` is positive; infinite for
-        no limit.
+        no limit. Without an `attempt` it is always cancelled when it is given up.
         """
         self._links = links
         self._path = path
@@ -87,6 +94,7 @@ class UnaryCall(Stream):
         self._metadata = metadata
         self._limit_s = limit_s
         self.future = future
+        self._attempt = attempt
         self.channel: Http2Channel | None = channel
         """Where it waits, or began."""
         self.fresh = True
@@ -109,6 +117,8 @@ class UnaryCall(Stream):
             return
         left_s = self._limit_s if self.fresh else self._due_s - self._links.now_s()
         codec, path = link.codec, self._path
+        if self._links.restraint.guarded and self._attempt is not None:
+            left_s += self._links.restraint.slack_s()
         block = request_block(link.heads.get(path) or link.head(path), self._metadata, left_s)
         message, tail = self._message, self._tail
         size = len(message) + len(tail)
@@ -137,10 +147,28 @@ class UnaryCall(Stream):
         elif channel is not None:
             channel.forget(self)
 
+    def part(self) -> None:
+        """As `abandon`; but if the replica has it and it may not be cancelled there, it is left to run out."""
+        attempt, links = self._attempt, self._links
+        if self._link is None or attempt is None:
+            self.abandon()
+        elif links.left >= LEFT_MAX:
+            links.restraint.cancelled()
+            self.abandon()
+        elif links.restraint.may_cancel():
+            self.abandon()
+        else:
+            attempt.rest = Rest()
+            self.__class__ = LeftCall
+            self._stay()
+
+    def _stay(self) -> None:
+        raise NotImplementedError
+
     def fire(self) -> None:
         """Its time limit has passed."""
         sent = self._sent()
-        self.abandon()
+        self.part()
         if not self.future.done():
             self.future.set_exception(expired(self._limit_s, sent=sent))
 
@@ -243,6 +271,8 @@ class UnaryCall(Stream):
         code, text = said.end
         if code is not Code.OK:
             late = code is Code.DEADLINE_EXCEEDED and self._is_nearly_due()
+            if late and self._attempt is not None:
+                self._links.restraint.cancelled()  # by the replica itself
             self.fail(UpstreamFault(code, text, from_peer=not late))
         elif self._answer is None:
             inside = self._reader is not None and not self._reader.idle
@@ -268,3 +298,82 @@ class UnaryCall(Stream):
             asyncio.get_running_loop().call_soon(channel.start, self)
             return
         self.fail(of_reset(link.codec, code, text, from_peer=from_peer, unprocessed=unprocessed, sent=sent))
+
+
+class LeftCall(UnaryCall):
+    """One that was given up and not cancelled. What comes for it is thrown away, until the replica has ended it."""
+
+    __slots__ = ()
+
+    def _stay(self) -> None:
+        links = self._links
+        self.bucket.pop(self, None)
+        links.wheel.place(self, links.now_s() + RUN_OUT_S)
+        links.left += 1
+        links.tally.left += 1
+        self._message = self._tail = b""  # the codec has them
+        self._reader = self._answer = None
+        self._discarded = 0
+
+    def part(self) -> None:
+        """Its time was over, and then its caller gave it up as well, in one turn of the loop."""
+
+    def _over(self) -> None:
+        link, attempt = self._link, self._attempt
+        self._settle()
+        if link is None:
+            return
+        link.answers += 1
+        self._links.left -= 1
+        assert attempt is not None
+        assert attempt.rest is not None
+        attempt.rest.end()
+
+    def fire(self) -> None:
+        """It has had its time."""
+        links = self._links
+        if links.restraint.may_cancel():
+            self._cancel()
+        else:
+            links.wheel.place(self, links.now_s() + RUN_OUT_AGAIN_S)
+
+    def _cancel(self) -> None:
+        link = self._link
+        if link is not None:
+            self._links.tally.cancelled += 1
+            link.reset(self, ErrorCode.CANCEL)
+        self._over()
+
+    def _discard(self, size: int) -> None:
+        link = self._link
+        if link is None:
+            return
+        link.answers += 1
+        self._discarded += size
+        if self._discarded > self._links.message_max + PREFIX_BYTES:
+            self._links.restraint.cancelled()
+            self._cancel()
+        else:
+            link.codec.acknowledge(self, size)
+
+    def on_headers(self, block: HeaderBlock, end: bool) -> None:
+        if end:
+            self._over()
+
+    def on_data(self, data: bytes, start: int, stop: int, end: bool) -> None:
+        if end:
+            self._over()
+        else:
+            self._discard(stop - start)
+
+    def place(self, size: int) -> memoryview | None:
+        return None
+
+    def on_placed(self, size: int) -> None:
+        self._discard(size)
+
+    def on_trailers(self, block: HeaderBlock) -> None:
+        self._over()
+
+    def on_reset(self, code: int, text: str, from_peer: bool, unprocessed: bool) -> None:
+        self._over()

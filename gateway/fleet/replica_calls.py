@@ -12,6 +12,7 @@ from gateway.core.codes import Code
 from gateway.core.errors import GatewayError
 from gateway.core.faces import Endpoints, IndexEntry, ModelConfigBytes
 from gateway.core.faults import UpstreamFault
+from gateway.core.restraint import Free, Restraint
 from gateway.fleet.http_get import HttpGetter
 from gateway.wire.kserve import metadata as messages
 from gateway.wire.kserve.repository import decode_index
@@ -33,6 +34,14 @@ and then a caller's fault would read as a lost connection.
 ROUTED_NAMES_BYTES = 4096
 """What a model's limit lets in goes out with the routed name and version behind it."""
 CONFIG_BYTES_MAX = 16 * 1024 * 1024
+LEFT_MAX = 1024
+"""Calls that are left to run out on one replica at a time; beyond it they are cancelled, whatever the cap says. Each
+holds its slot, so there are no more of them than the replica has slots.
+"""
+RUN_OUT_S = 5.0
+"""A call that was left to run out, and has not after this time, is cancelled as soon as that is allowed."""
+RUN_OUT_AGAIN_S = 0.1
+"""How often that is asked."""
 
 
 class ReplicaCalls(ABC):
@@ -44,6 +53,10 @@ class ReplicaCalls(ABC):
         self._endpoints = endpoints
         self._page_bytes_max = page_bytes_max
         self._http = HttpGetter()
+        self._restraint: Restraint = Free()
+
+    def restrain(self, restraint: Restraint) -> None:
+        self._restraint = restraint
 
     @abstractmethod
     async def _ask(self, name: str, message: bytes, timeout_s: float) -> bytes:

@@ -86,14 +86,20 @@ class ReplicaTransport:
             return await StreamExchange(self, call, session, attempt, connection, sent_s).begin(message + shapes.names)
         connection.in_flight += 1
         try:
-            answer = await connection.client.infer(message, call.metadata, timeout_s, shapes.names)
-        except UpstreamFault as fault:
-            self.lost_model(call, attempt, connection, sent_s, fault)
-            self.fail(call, attempt, fault)
-        finally:
-            connection.in_flight -= 1
-            if connection.draining:
-                connection.left()
+            answer = await connection.client.infer(message, call.metadata, timeout_s, shapes.names, attempt)
+        except BaseException as error:
+            # What runs out there keeps its connection.
+            if attempt.rest is None:
+                connection.leave()
+            else:
+                attempt.rest.on_end(connection.leave)
+            if isinstance(error, UpstreamFault):
+                self.lost_model(call, attempt, connection, sent_s, error)
+                self.fail(call, attempt, error)
+            raise
+        connection.in_flight -= 1
+        if connection.draining:
+            connection.left()
         # Most answers look like one before them, the others must be read.
         start = shapes.starts.get(len(answer))
         if (start is None or not answer.startswith(start)) and not shapes.good(answer):

@@ -24,14 +24,12 @@ from gateway.decide.cohorts import level
 from gateway.decide.rendezvous import Key
 from gateway.decide.tuning import Tuning
 from gateway.layers.affinity import KeyOf, tell_affinity
-from gateway.layers.desk import AdmissionDesk
+from gateway.layers.desk import NO_DEADLINE_S, AdmissionDesk
 from gateway.layers.gate import shown
 from gateway.layers.route import no_replica
+from gateway.layers.unsent import Unsent
 from gateway.runtime.clock import Clock
 from gateway.runtime.wheel import TimerWheel
-
-NO_DEADLINE_S = 3600.0
-"""What stands for the deadline of a call that has none: in the line it must have some, or it would starve."""
 
 RETRY_AFTER_MIN_S = 1.0
 """Of a call that is shed: no sooner, however short the line is."""
@@ -60,8 +58,11 @@ class AdmitLayer:
         tuning: Tuning | None = None,
         objective_s: float = 0.0,
         key_of: KeyOf | None = None,
+        unsent: Unsent | None = None,
     ) -> None:
-        """`key_of`: what keeps a call together with others (`affinity.py`); None where nothing does."""
+        """`key_of`: what keeps a call together with others (`affinity.py`); None where nothing does. `unsent` is asked
+        about calls that have failed.
+        """
         self._inner = inner
         self._model = model
         self._pool = pool
@@ -73,6 +74,7 @@ class AdmitLayer:
         self._chance = chance
         self._tuning = tuning or Tuning()
         self._key_of = key_of
+        self._unsent = unsent
         self._desks: dict[str, AdmissionDesk] = {}
         fleet.subscribe(self._on_snapshot)
 
@@ -98,6 +100,11 @@ class AdmitLayer:
         call.permit = permit
         try:
             return await self._inner.send(call)
+        except GatewayError:
+            reply = None if self._unsent is None else await self._unsent.again(call, desk)
+            if reply is None:
+                raise
+            return reply
         finally:
             # The track layer takes it, and gives it back, whatever happens; unless nothing got so far.
             if call.permit is not None:

@@ -12,10 +12,11 @@ deadline would do it (`runtime/scope.py`), and takes the hedge's answer instead.
 that moment, and the cancellation reaches its replica.
 
 A call whose connection broke while its replica had it is sent again once, alone, beside the budget, from an allowance
-that equals the replica's slots. Its input is remembered: if it was in flight at two deaths it is refused from then on.
-A replica that is found down without that, because it has frozen, tells its calls nothing. They get their second attempt
-in that moment, as a hedge, from the same allowance, and whatever else speaks against hedges; the first one stays out,
-for the replica may come to, or only have said that it stops.
+that equals the replica's slots; where no other has an idle slot, it waits for one with the others. Its input is
+remembered: if it was in flight at two deaths it is refused from then on. A replica that is found down without that,
+because it has frozen, tells its calls nothing. They get their second attempt in that moment, as a hedge, from the same
+allowance, and whatever else speaks against hedges; the first one stays out, for the replica may come to, or only have
+said that it stops.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from gateway.decide.chance import Chance
 from gateway.decide.hedge import PASSING
 from gateway.decide.quarantine import Quarantine
 from gateway.decide.retry import RetrySettings, RetryView, backoff_s, retry_verdict
+from gateway.layers.attempt_tally import AttemptTally, speaks_for_itself
 from gateway.layers.cancels import Cancels
 from gateway.layers.gate import shown
 from gateway.layers.track import why_cancelled
@@ -84,6 +86,7 @@ class AttemptsLayer:
         self.budget = budget
         self.cancels = cancels
         self.allowance = DownAllowance()
+        self.tally = AttemptTally()
         self.quarantine = Quarantine()
         self._suspected = self.quarantine.entries
         self.now_s = clock.now_s
@@ -121,6 +124,8 @@ class AttemptsLayer:
             delay_s = desk.hedge_delay_s(call.deadline_s - now_s, now_s)
             if delay_s is not None:
                 self.wheel.place(race, now_s + delay_s)
+            elif call.explain:
+                call.trail.note("hedge", desk.hedge_none(), desk.hedge_saw())
         self.races[race] = None
         try:
             try:
@@ -130,6 +135,7 @@ class AttemptsLayer:
                 if rival is None:
                     raise
                 reply = rival
+                self.tally.won["hedge"] += 1
             else:
                 race.bucket.pop(race, None)
                 if race.hedge is not None:
@@ -180,21 +186,36 @@ class AttemptsLayer:
                 resent=resent,
                 deaths=deaths,
             )
-            if retry_verdict(view, self._retries) != "retry":
-                break
-            if view.wait_s > 0:
-                await asyncio.sleep(view.wait_s)
-                now_s = self.now_s()
-            permit = desk.another("retry", tried)
-            if permit is None:
-                break
-            if not self._pay(lost[0].replica if died else "", now_s):
-                desk.give_back(permit)
+            word: str = retry_verdict(view, self._retries)
+            kind = "retry"
+            permit = None
+            if word == "retry":
+                if view.wait_s > 0:
+                    await asyncio.sleep(view.wait_s)
+                    now_s = self.now_s()
+                permit = desk.another("retry", tried)
+                if permit is None and not died:
+                    word = "no_replica"
+                else:
+                    kind, word = self._pay(lost[0].replica if died else "", now_s)
+                    if permit is None and word == "granted":
+                        # The rest of the pool is at its fullest just now.
+                        permit = await desk.wait_again(call, tried)
+                        word = "no_replica" if permit is None else word
+            if permit is None or word != "granted":
+                if permit is not None:
+                    desk.give_back(permit)
+                if call.explain or not speaks_for_itself(last):
+                    self.tally.retry_refused(call.trail, word, self._retry_saw(call, view, now_s))
                 break
             resent = resent or died
             call.permit = permit
+            call.trail.answered_s = 0.0  # what has come was no answer
+            self.tally.sent[kind] += 1
             try:
-                return await self._inner.send(call)
+                reply = await self._inner.send(call)
+                self.tally.won[kind] += 1
+                return reply
             except GatewayError as later:
                 error = later
                 if len(attempts) == seen:
@@ -204,9 +225,24 @@ class AttemptsLayer:
         finally:
             del error  # whose traceback holds this frame
 
-    def _pay(self, lost: str, now_s: float) -> bool:
-        """`lost`: the replica that took an attempt with it, "" for a retry of another kind."""
-        return (bool(lost) and self.allowance.take(lost, now_s)) or self.budget.retry() == "granted"
+    def _pay(self, lost: str, now_s: float) -> tuple[str, str]:
+        """`lost`: the replica that took an attempt with it, "" for a retry of another kind. What is paid for, and
+        `granted` or why not.
+        """
+        if lost and self.allowance.take(lost, now_s):
+            return "resend", "granted"
+        return "retry", self.budget.retry()
+
+    def _retry_saw(self, call: Call, view: RetryView, now_s: float) -> dict[str, float | str]:
+        return {
+            "failed_as": str(call.trail.attempts[-1].outcome and call.trail.attempts[-1].outcome.value),
+            "attempts": len(view.tried),
+            "remaining_s": round(call.deadline_s - now_s, 6),
+            "wait_s": round(view.wait_s, 6),
+            "median_s": round(view.p50_s, 6),
+            "tokens": self.budget.tokens(),
+            "deaths": view.deaths,
+        }
 
     def _note_death(self, call: Call, desk: Desk, attempt: Attempt, message: bytes, now_s: float) -> int:
         """A replica went down with this call. How many it has been now that had its input in flight.
@@ -254,6 +290,7 @@ class AttemptsLayer:
             "budget": self.budget.statistics(now_s),
             "allowance": self.allowance.statistics(now_s),
             "quarantine": self.quarantine.statistics(now_s),
+            **self.tally.statistics(),
             "hedges_running": len(self._hedges),
         }
 
@@ -327,6 +364,7 @@ class _Race(Waiting):
             self.drop_hedge(why_cancelled(self._call, self._layer.now_s()))
         elif isinstance(error, GatewayError):
             hedge.alone = True
+            self._call.trail.answered_s = 0.0  # what has come was no answer
             try:
                 await asyncio.wait((hedge.task,))
             except BaseException:
@@ -378,14 +416,25 @@ class _Race(Waiting):
                 if not word:
                     self.hedge = hedge = _Hedge(primary, permit)
                     hedge.task = layer.start(self._second)
+                    if call.explain:
+                        call.trail.note("hedge", "hedge", self._saw(now_s - primary.started_s, now_s))
                     return
                 desk.give_back(permit)
-        call.trail.hedge = word
+        elapsed_s = now_s - primary.started_s
+        layer.tally.hedge_refused(call.trail, word, self._saw(elapsed_s, now_s))
         if word in PASSING:
-            elapsed_s = DESERTED_S if self._deserted else now_s - primary.started_s
+            elapsed_s = DESERTED_S if self._deserted else elapsed_s
             again_s = desk.hedge_again_s(elapsed_s, call.deadline_s - now_s)
             if again_s is not None:
                 layer.wheel.place(self, now_s + again_s)
+
+    def _saw(self, elapsed_s: float, now_s: float) -> dict[str, float | str]:
+        return {
+            "elapsed_s": round(elapsed_s, 6),
+            "remaining_s": round(self._call.deadline_s - now_s, 6),
+            **self._desk.hedge_saw(),
+            "tokens": self._layer.budget.tokens("hedge"),
+        }
 
     def _refused(self, permit: Permit, slow: str, now_s: float) -> str:
         """Why the hedge is not sent although there is a slot for it; "" if it is, and is paid for. `slow`: the replica
@@ -395,10 +444,15 @@ class _Race(Waiting):
         if self._deserted:
             allowance.open(slow, max(1, self._desk.slots_of(slow)), now_s)
             if allowance.take(slow, now_s):
+                self._layer.tally.sent["resend"] += 1
                 return ""
         if self._layer.cancels.capped(permit.replica, now_s):
             return "cancels_capped"  # it may as well be the hedge that is cancelled
-        return "" if self._layer.budget.hedge() == "granted" else "no_token"
+        word = self._layer.budget.hedge()
+        if word != "granted":
+            return word
+        self._layer.tally.sent["hedge"] += 1
+        return ""
 
     async def _second(self) -> None:
         """The hedge, in a task of its own."""
@@ -409,6 +463,8 @@ class _Race(Waiting):
             reply = await self._inner.send(self._call)
         except GatewayError as error:
             hedge.error = error  # it is on the trail too; the first attempt is still out, or its error is the call's
+            if not hedge.alone:
+                self._call.trail.answered_s = 0.0
             return
         hedge.won = reply
         if not hedge.alone:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gateway.core.permit import Kind, Permit
-from gateway.decide.admission import Admission, Ticket
+from gateway.core.call import Call
+from gateway.core.permit import Kind, Permit, Special
+from gateway.decide.admission import Admission, Queued, Ticket
 from gateway.decide.class_tally import ClassTally
 from gateway.layers.judgements import tell_news
 from gateway.runtime.wheel import NOWHERE, TimerWheel, Waiting
@@ -20,11 +21,14 @@ figures anew.
 """
 
 
+NO_DEADLINE_S = 3600.0
+"""What stands for the deadline of a call that has none: in the line it must have some, or it would starve."""
+
+
 class AdmissionDesk(Waiting):
     """Implements `core.permit.Desk`. It waits on the wheel while calls wait here."""
 
-    __slots__ = ("_now_s", "_wheel", "admission", "tally")
-    __slots__ = ("_named", "_now_s", "_wheel", "admission")
+    __slots__ = ("_named", "_now_s", "_seen", "_wheel", "admission", "tally")
 
     def __init__(
         self, admission: Admission, now_s: Callable[[], float], wheel: TimerWheel, named: str = "a model"
@@ -36,6 +40,7 @@ class AdmissionDesk(Waiting):
         self.tally = ClassTally()
         self._now_s = now_s
         self._wheel = wheel
+        self._seen = 0
 
     def give_back(self, permit: Permit) -> None:
         admission = self.admission
@@ -95,6 +100,34 @@ class AdmissionDesk(Waiting):
             permit.desk = self
         return permit
 
+    async def wait_again(self, call: Call, tried: tuple[str, ...]) -> Permit | None:
+        admission = self.admission
+        while (now_s := self._now_s()) < call.deadline_s:
+            if all(each.replica in tried for each in admission.candidates):
+                break
+            ticket = Ticket(
+                now_s,
+                min(call.deadline_s, now_s + NO_DEADLINE_S),
+                criticality=call.criticality,
+                tenant=call.identity.tenant,
+            )
+            decision = admission.offer(ticket, now_s)
+            if admission.decided:
+                self.wake()
+            if isinstance(decision, Queued):
+                await self.wait(ticket)
+            permit = ticket.permit
+            if permit is None:
+                return None
+            permit.desk = self
+            if permit.replica not in tried:
+                permit.special = (permit.special or Special())._replace(kind="retry")
+                return permit
+            # Nobody has noticed yet that it is gone.
+            self.give_back(permit)
+            await asyncio.sleep(LOOK_S / 2)
+        return None
+
     def hedge_delay_s(self, remaining_s: float, now_s: float) -> float | None:
         admission = self.admission
         return admission.hedging.delay_s(remaining_s, now_s, admission.chance)
@@ -104,6 +137,25 @@ class AdmissionDesk(Waiting):
 
     def may_hedge(self, tried: tuple[str, ...], *, cancels_capped: bool) -> str:
         return self.admission.may_hedge(tried, cancels_capped=cancels_capped)
+
+    def hedge_none(self) -> str:
+        return self.admission.hedging.why_none()
+
+    def hedge_saw(self) -> dict[str, float | str]:
+        admission = self.admission
+        return {
+            "trigger_s": round(admission.hedging.trigger_s or 0.0, 6),
+            "waiting": admission.waiting,
+            "in_flight": admission.in_flight,
+            "slots": admission.limit,
+            "mean_in_flight": round(admission.hedging.mean_in_flight, 3),
+            "hedges_out": admission.hedges_out,
+            "failing": round(admission.failing, 3),
+        }
+
+    def fresh_grants(self) -> int:
+        seen, self._seen = self._seen, self.admission.granted
+        return self._seen - seen
 
     def median_s(self) -> float:
         return self.admission.pacer.median_s

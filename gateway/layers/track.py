@@ -12,20 +12,17 @@ from gateway.core.outcome import Outcome
 from gateway.core.permit import Permit
 from gateway.core.reply import Reply, StreamReply
 from gateway.core.service import Service
-from gateway.layers.cancels import Cancels
 from gateway.runtime.clock import Clock
 
 
 class TrackLayer:
     """Opens an `Attempt` on the call's trail and closes it. The transport below says how the replica answered."""
 
-    __slots__ = ("_cancels", "_inner", "_now_s")
+    __slots__ = ("_inner", "_now_s")
 
-    def __init__(self, inner: Service, clock: Clock, cancels: Cancels | None = None) -> None:
-        """`cancels` counts the attempts that are cancelled."""
+    def __init__(self, inner: Service, clock: Clock) -> None:
         self._inner = inner
         self._now_s = clock.now_s
-        self._cancels = cancels
 
     async def send(self, call: Call) -> Reply:
         trail = call.trail
@@ -43,12 +40,8 @@ class TrackLayer:
         try:
             reply = await self._inner.send(call)
         except BaseException as error:
-            now_s = self._now_s()
             cancelled = isinstance(error, asyncio.CancelledError)
-            # A time limit that passes is a cancel too: the client takes the call back, or the server does.
-            if self._cancels is not None and (cancelled or (attempt.outcome is Outcome.EXPIRED and attempt.sent)):
-                self._cancels.note(permit.replica, now_s)
-            self._end(permit, attempt, why_cancelled(call, now_s) if cancelled else Outcome.GATEWAY_FAULT)
+            self._end(permit, attempt, why_cancelled(call, self._now_s()) if cancelled else Outcome.GATEWAY_FAULT)
             raise
         trail.rung = "full"
         if reply.streaming:
@@ -74,9 +67,13 @@ class TrackLayer:
         if attempt.outcome is None:
             attempt.outcome = otherwise
             attempt.ended_s = self._now_s()
-        desk = permit.desk
-        if desk is not None:
+        desk, rest = permit.desk, attempt.rest
+        if desk is None:
+            return
+        if rest is None:
             desk.give_back(permit)
+        else:
+            rest.on_end(lambda: desk.give_back(permit))  # the replica is still busy with it
 
 
 def why_cancelled(call: Call, now_s: float) -> Outcome:

@@ -77,6 +77,17 @@ STORES = frozenset(("redis", "memory"))
 STORE_OUTCOMES = ("ok", "failed", "late", "skipped")
 """How a question to a shared store ended; skipped: not asked, because it was ill."""
 QUOTA_REFUSALS = ("rate", "concurrency", "table_full")
+SECOND_KINDS = ("hedge", "retry", "resend")
+REFUSALS = frozenset(
+    (
+        *("answered", "not_read_only", "not_replayable", "no_cancel", "cancels_capped", "errors_climbing"),
+        *("limit_shrinking", "queue", "busy", "hedges_out", "no_other", "others_busy"),
+        *("final", "quarantined", "stateful", "decoupled", "rival_out", "resent", "attempts", "pushback"),
+        *("no_replica", "same_replica", "deadline"),
+        *("empty", "window"),
+    )
+)
+"""Why there was no second attempt: the words of hedges, of retries, and of the budget."""
 RUNGS = frozenset(("full", "cached", "smaller", "rules", "default"))
 PROBES = frozenset(("liveness", "readiness", "index", "scrape"))
 

@@ -70,6 +70,34 @@ TABLE: tuple[Row, ...] = (
     _counter("sluice_call_bytes_total", "model direction", "Bytes of messages in canonical form: in and out."),
     _counter("sluice_attempts_total", "pool model kind outcome", "Sends to replicas."),
     _counter("sluice_replica_attempts_total", "pool replica outcome", "The same by replica."),
+    # Second attempts.
+    _counter(
+        "sluice_second_attempts_total",
+        "model kind",
+        "Second attempts sent: hedge (the first was slow), retry (it failed), resend (its replica went down: beside "
+        "the budget).",
+    ),
+    _counter("sluice_second_attempts_won_total", "model kind", "Those whose answer was the call's."),
+    _counter(
+        "sluice_second_attempts_refused_total",
+        "model kind reason",
+        "Times that one was asked for and not sent: hedge or retry, and the word of the decider (docs/operations.md).",
+    ),
+    _gauge(
+        "sluice_attempt_budget_tokens",
+        "model kind",
+        "Sends that the budget would pay for now: hedge has its own half, retry may use both.",
+    ),
+    _gauge("sluice_quarantined_inputs", "model", "Inputs that were in flight when two replicas went down; refused."),
+    _counter("sluice_quarantine_refusals_total", "model", "Calls that were refused for their input."),
+    _gauge(
+        "sluice_upstream_cancels_per_second", "pool replica", "Calls cancelled on the replica, over the last seconds."
+    ),
+    _counter(
+        "sluice_upstream_cancels_capped_total",
+        "pool replica",
+        "Calls that were given up and, for the cap, left to run out on the replica.",
+    ),
     # Admission.
     _counter(
         "sluice_calls_shed_total",

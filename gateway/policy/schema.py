@@ -321,8 +321,8 @@ class Retries(Strict, frozen=True, kw_only=True):
             ge=0,
             le=1,
             description="How often a call that failed is sent again, to another replica; at most one in twenty (one in "
-            "ten, where nothing is hedged). A call whose replica went down is sent again once in any case. Only where "
-            "`read_only` is true.",
+            "ten, where nothing is hedged). A call whose replica went down is sent again once in any case. Where "
+            "`read_only` is false, only what certainly never left.",
         ),
     ] = 1
 

@@ -23,8 +23,13 @@ POLICY = {
     "objective": {"p99_ms": 2000},
     "deadline": {"default_ms": 60_000, "max_ms": 60_000},
     "admission": {"queue_max": 1000},
+    "read_only": True,
+    "hedging": {"enabled": True},
+    "retries": {"max": 1},
 }
-"""The last of two hundred sequences waits for most of the others, on a busy machine for half a minute."""
+"""The last of two hundred sequences waits for most of the others, on a busy machine for half a minute. Calls may go
+twice here, by the policy's word; those of sequences never do.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +38,14 @@ def gateway(stateful_fleet: LocalFleet, tmp_path_factory: pytest.TempPathFactory
     with started(tmp_path_factory.mktemp("gateway-fh07"), stateful_fleet) as process:
         yield process
         assert process.stop() == 0, process.log_text()
+        none_went_twice(process)
+
+
+def none_went_twice(gateway: GatewayProcess) -> None:
+    records = gateway.records()
+    assert records
+    for record in records:
+        assert [each["kind"] for each in record["attempts"]] in ([], ["primary"]), record
 
 
 def started(directory: Path, fleet: LocalFleet) -> GatewayProcess:
@@ -203,6 +216,7 @@ async def test_when_a_replica_is_killed_exactly_its_sequences_are_lost_until_the
             if not victim.alive():
                 victim.start(wait=True)
         assert gateway.stop() == 0, gateway.log_text()
+        none_went_twice(gateway)
 
 
 async def lost(steps: Steps, sequence_id: int) -> None:

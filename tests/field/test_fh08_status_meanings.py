@@ -15,9 +15,8 @@ protocol. A replica is only left where it has not got the model version, or wher
 (c) The model server refuses the gateway: 500 / INTERNAL, as all that an operator must mend; never 502, which many
 clients and balancers send again.
 
-Not yet applicable, since they need layers that do not exist: the second try on another replica for (e) and (f), the
-retry of (d) inside the remaining budget (today each call makes one attempt at most, which is asserted), and the state
-of a breaker (what the directory does is asserted instead).
+Here policies do not say that calls may go twice. Second tries, where they do, and the state of the breakers are in
+`test_fh08_retries.py`.
 """
 
 from __future__ import annotations

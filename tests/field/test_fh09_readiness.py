@@ -257,7 +257,9 @@ def test_a_refusal_over_a_connection_that_was_given_up_says_nothing_of_who_is_th
         client = next(each for each in world.network.clients if each.address == f"{A}:8001")
         answer = asyncio.get_running_loop().create_future()
 
-        async def infer(message: bytes, metadata: object, timeout_s: float, tail: bytes = b"") -> bytes:
+        async def infer(
+            message: bytes, metadata: object, timeout_s: float, tail: bytes = b"", attempt: object = None
+        ) -> bytes:
             await answer
             raise UpstreamFault(Code.NOT_FOUND, "Request for unknown model: 'm1' is not found", from_peer=True)
 

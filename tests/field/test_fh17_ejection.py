@@ -67,11 +67,12 @@ class Pool:
             policy,
             transport=self,
             fleet=self.fleet,
-            cancels=Cancels(),
+            cancels=Cancels(self.clock),
             clock=self.clock,
             wheel=self.wheel,
             chance=random.Random(seed),
             tuning=Tuning(),
+            seconds={},
         )
 
     def views(self, which: list[str], down: tuple[str, ...] = ()) -> list[Any]:

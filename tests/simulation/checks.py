@@ -16,6 +16,7 @@ from gateway.edge.expiry import EXPIRY_GRACE_S
 from gateway.policy.schema import ModelPolicy
 from tests.simulation.affinity_checks import keys_stay_at_home
 from tests.simulation.batcher import answer_digest
+from tests.simulation.cancel_checks import cancels_stay_under_the_cap
 from tests.simulation.class_checks import CLASS_CHECKS
 from tests.simulation.deadline_checks import DEADLINE_CHECKS
 from tests.simulation.plans import CallPlan
@@ -232,6 +233,7 @@ CHECKS: tuple[Callable[[Report], Iterator[str]], ...] = (
     one_record,
     no_answer_after_the_deadline,
     nobody_is_worked_for_in_vain,
+    cancels_stay_under_the_cap,
     the_answer_is_the_questions_own,
     each_ending_is_one_that_the_call_can_have,
     queues_keep_their_bound,

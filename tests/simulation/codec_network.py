@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from gateway.core.call import Metadata
+from gateway.core.call import Attempt, Metadata
 from gateway.core.codes import Code
 from gateway.core.faces import Endpoints, ReplicaStream
 from gateway.core.faults import UpstreamFault
@@ -187,22 +187,31 @@ class CodecClient(Http2ReplicaClient):
         return dict.fromkeys(self._open)
 
     async def infer(
-        self, message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"", path: str = INFER
+        self,
+        message: bytes,
+        metadata: Metadata,
+        timeout_s: float,
+        tail: bytes = b"",
+        attempt: Attempt | None = None,
+        path: str = INFER,
     ) -> bytes:
         marker = object()
         self.calls[marker] = None
         try:
             if path != INFER:
-                return await super().infer(message, metadata, timeout_s, tail, path)
+                return await super().infer(message, metadata, timeout_s, tail, attempt, path)
             ways, key = self._ways, (self.address, message + tail)
             self.network.on_limit(message + tail, timeout_s)
             token = self.network.on_infer(self.address, message + tail)
             ways.begin(key)
             try:
-                return await super().infer(message, metadata, timeout_s, tail)
+                return await super().infer(message, metadata, timeout_s, tail, attempt)
             finally:
-                ways.end(key)
-                self.network.on_infer_end(token)
+                if attempt is None or attempt.rest is None:
+                    ways.end(key)
+                else:
+                    attempt.rest.on_end(lambda: ways.end(key))
+                self.network.infer_ended(token, attempt)
         finally:
             del self.calls[marker]
 

@@ -223,6 +223,8 @@ class ReplicaCall(EndStream):
     def on_reset(self, code: int | None, text: str) -> None:
         if code is not None and code not in (0, CANCEL):
             self._connection.ways.wrong(f"a call to a replica was reset with code {code}")
+        if code == CANCEL and self._path == INFER and self.message is not None and b"call-" in self.message:
+            self._connection.ways.network.on_cancel(self._connection.address)
         self._give_up()
 
     def _give_up(self) -> None:

@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.core.call import Metadata
+from gateway.core.call import Attempt, Metadata
 from gateway.core.codes import Code
 from gateway.core.faces import Endpoints, IndexEntry, ModelConfigBytes
 from gateway.core.faults import UpstreamFault
+from gateway.core.rest import Rest
+from gateway.core.restraint import Free, Restraint
+from gateway.fleet.replica_calls import RUN_OUT_AGAIN_S, RUN_OUT_S
 from tests.simulation import descriptions
 from tests.simulation.batcher import Request, fault
 from tests.simulation.intake import STOPPING
@@ -61,6 +64,10 @@ class Network:
         """Called with (request, time limit) for every single inference, before `on_infer`."""
         self.on_told: Callable[[bytes, float], object] = lambda message, told_s: None
         """Called with (request, `grpc-timeout` in seconds) when one that left as bytes is at its machine."""
+        self.on_infer_left: Callable[[object], None] = lambda token: None
+        """It is over too, but the replica was not told, and runs on; `on_infer_end` comes when it has run out."""
+        self.on_cancel: Callable[[str], None] = lambda address: None
+        """Called for every single call, the gateway's own questions left out, that is cancelled on a replica."""
         self._held: list[tuple[str, Callable[[], None]]] = []
 
     # -- faces ----------------------------------------------------------------------------------------------------
@@ -105,6 +112,14 @@ class Network:
                 for stream in streams:
                     stream.cut(orderly)
 
+    def infer_ended(self, token: object, attempt: Attempt | None) -> None:
+        """The gateway's waiting is over."""
+        if attempt is None or attempt.rest is None:
+            self.on_infer_end(token)
+        else:
+            self.on_infer_left(token)
+            attempt.rest.on_end(lambda: self.on_infer_end(token))
+
     @property
     def open_calls(self) -> int:
         """Calls of any kind that the gateway has out."""
@@ -117,13 +132,15 @@ class Network:
 class Exchange:
     """One call on a connection: the request's way there, the answer's way back."""
 
-    __slots__ = ("client", "ended", "generation", "operation", "request", "result")
+    __slots__ = ("client", "ended", "generation", "operation", "request", "rest", "result")
 
     def __init__(self, client: NetworkClient, result: Result, operation: Callable[[Triton, Exchange], None]) -> None:
         self.client = client
         self.result = result
         self.operation = operation
         self.request: Request | None = None
+        self.rest: Rest | None = None
+        """It was left to run out."""
         self.generation = 0
         self.ended = False
 
@@ -163,15 +180,44 @@ class Exchange:
         if not self.ended:
             self.ended = True
             self.client.calls.pop(self, None)
+            if self.rest is not None:
+                self.rest.end()
             if not self.result.done():
                 if isinstance(answer, UpstreamFault):
                     self.result.set_exception(answer)
                 else:
                     self.result.set_result(answer)
 
-    def expire(self) -> None:
-        self.abandon()
-        self.end(UpstreamFault(Code.DEADLINE_EXCEEDED, "Deadline Exceeded", from_peer=False))
+    def expire(self, attempt: Attempt | None) -> None:
+        late = UpstreamFault(Code.DEADLINE_EXCEEDED, "Deadline Exceeded", from_peer=False)
+        if self.parted(attempt):
+            self.end(late)
+        elif not self.result.done():
+            self.result.set_exception(late)
+
+    def parted(self, attempt: Attempt | None) -> bool:
+        """Nobody waits any more: whether the machine was told. Else it runs out there."""
+        client = self.client
+        if self.rest is not None:
+            return False  # its time was over before, in this very turn
+        if attempt is None or client.restraint.may_cancel():
+            if attempt is not None:
+                client.network.on_cancel(client.address)
+            self.abandon()
+            return True
+        attempt.rest = self.rest = Rest()
+        client.network.loop.call_later(RUN_OUT_S, self._ran_out, attempt)
+        return False
+
+    def _ran_out(self, attempt: Attempt) -> None:
+        if self.ended:
+            return
+        if self.client.restraint.may_cancel():
+            self.client.network.on_cancel(self.client.address)
+            self.abandon()
+            self.end(None)
+        else:
+            self.client.network.loop.call_later(RUN_OUT_AGAIN_S, self._ran_out, attempt)
 
     def abandon(self) -> None:
         """Tell the machine that nobody waits any more. The cancel follows the request on the same stream."""
@@ -196,6 +242,7 @@ class NetworkClient:
         self.streams: dict[NetworkStream, None] = {}
         """Those that have not ended."""
         self.closed = False
+        self.restraint: Restraint = Free()
         self._life: tuple[int, int] | None = None
         self._there: deque[Callable[[], None]] = deque()
         self._back: deque[tuple[Callable[[Any], None], Any]] = deque()
@@ -254,20 +301,25 @@ class NetworkClient:
             if stream.generation:
                 stream.send_back(UpstreamFault(Code.UNAVAILABLE, text, from_peer=False))
 
-    async def _call(self, operation: Callable[[Triton, Exchange], None], timeout_s: float) -> Any:
+    def restrain(self, restraint: Restraint) -> None:
+        self.restraint = restraint
+
+    async def _call(
+        self, operation: Callable[[Triton, Exchange], None], timeout_s: float, attempt: Attempt | None = None
+    ) -> Any:
         assert not self.closed, f"a call on a closed client of {self.address}"
         loop = self.network.loop
         exchange = Exchange(self, loop.create_future(), operation)
         exchange.generation = self.life
         self.calls[exchange] = None
-        timer = loop.call_later(max(0.0, timeout_s), exchange.expire)
+        timer = loop.call_later(max(0.0, timeout_s), exchange.expire, attempt)
         self.way_there(exchange.reach)
         try:
             return await exchange.result
         except asyncio.CancelledError:
-            exchange.ended = True
-            self.calls.pop(exchange, None)
-            exchange.abandon()
+            if exchange.parted(attempt):
+                exchange.ended = True
+                self.calls.pop(exchange, None)
             raise
         finally:
             timer.cancel()
@@ -315,7 +367,14 @@ class NetworkClient:
         )
         return answer
 
-    async def infer(self, message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"") -> bytes:
+    async def infer(
+        self,
+        message: bytes,
+        metadata: Metadata,
+        timeout_s: float,
+        tail: bytes = b"",
+        attempt: Attempt | None = None,
+    ) -> bytes:
         message += tail
 
         def operation(machine: Triton, exchange: Exchange) -> None:
@@ -324,9 +383,9 @@ class NetworkClient:
         self.network.on_limit(message, timeout_s)
         token = self.network.on_infer(self.address, message)
         try:
-            return bytes(await self._call(operation, timeout_s))
+            return bytes(await self._call(operation, timeout_s, attempt))
         finally:
-            self.network.on_infer_end(token)
+            self.network.infer_ended(token, attempt)
 
     def open_stream(self, metadata: Metadata, timeout_s: float) -> NetworkStream:
         assert not self.closed, f"a stream on a closed client of {self.address}"

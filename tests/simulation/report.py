@@ -120,6 +120,8 @@ class Report:
     """When a client sent each call that has a place in a session or a sequence."""
     sent_to: dict[int, tuple[str, str]] = field(default_factory=dict)
     """(machine, version) that each call was sent to."""
+    cancels_at_s: dict[str, list[float]] = field(default_factory=dict)
+    """When single calls were cancelled on each machine: sent, or arrived there."""
     sent_on_s: dict[int, float] = field(default_factory=dict)
     """When it was sent there."""
     begun_s: dict[int, float] = field(default_factory=dict)

@@ -188,6 +188,8 @@ async def play(world: World, build: Builder) -> Report:
     report.sequence_logs = [triton.sequences for triton in world.machines.values()]
     world.network.on_limit, world.network.on_told = watch.limited, watch.told
     world.network.on_infer, world.network.on_infer_end = watch.begin, watch.end
+    world.network.on_infer_left = watch.left
+    world.network.on_cancel = lambda address: report.cancels_at_s.setdefault(address, []).append(loop.time())
     for triton in world.machines.values():
         triton.start()
     origin_s = world.trace.origin_s

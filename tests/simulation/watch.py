@@ -33,6 +33,8 @@ class Watch:
         self._out: Counter[Key] = Counter()
         self._streaming: dict[int, Key] = {}
         """Calls that are out on an upstream stream: they hold their slot until their reply is closed."""
+        self._left: Counter[bytes] = Counter()
+        """Of each question, sends that were left to run out, and still do."""
         self._quiet = 0
 
     def begin(self, machine: str, message: bytes) -> object:
@@ -99,6 +101,17 @@ class Watch:
         if isinstance(token, tuple):
             key, question, _ = token
             self._out[key] -= 1
+            if question not in self._left:
+                self._world.report.out_until_s[question] = self._world.loop.time()
+            else:
+                self._left.subtract((question,))
+                self._left = +self._left
+
+    def left(self, token: object) -> None:
+        """Its slot is held on, for the replica works on it; it is not cancelled, because too many are."""
+        if isinstance(token, tuple):
+            _, question, _ = token
+            self._left[question] += 1
             self._world.report.out_until_s[question] = self._world.loop.time()
 
     def quiet(self) -> None:

@@ -9,6 +9,7 @@ from gateway.core.call import Attempt, Call
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
+from gateway.core.rest import Rest
 from gateway.decide.attempt_budget import AttemptBudget, AttemptBudgetSettings
 from gateway.decide.hedge import HedgeSettings
 from gateway.decide.retry import RetrySettings
@@ -62,8 +63,10 @@ class Sent:
 class Upstream:
     """The innermost service: the attempts that are out."""
 
-    def __init__(self, clock: Clock, answers: bool = False) -> None:
+    def __init__(self, clock: Clock, cancels: Cancels, answers: bool = False) -> None:
+        """`cancels` is asked before an attempt is cancelled, as clients of replicas do."""
         self._clock = clock
+        self._cancels = cancels
         self.out: asyncio.Queue[Sent] = asyncio.Queue()
         self.sent: list[Sent] = []
         self.answers = answers
@@ -82,7 +85,10 @@ class Upstream:
         try:
             return Reply(await sent.end)
         except asyncio.CancelledError:
-            sent.cancelled = True
+            if self._cancels.may_cancel(sent.replica):
+                sent.cancelled = True
+            else:
+                sent.attempt.rest = Rest()
             raise
 
 
@@ -100,12 +106,12 @@ class House:
     ) -> None:
         self.clock = clock or SystemClock()
         self.wheel = TimerWheel(self.clock)
-        self.upstream = Upstream(self.clock)
+        self.cancels = cancels = Cancels(self.clock)
+        self.upstream = Upstream(self.clock, cancels)
         self.fleet = HandFleet(*(replica(name, {KEY: slots}) for name in names))
         settings = AttemptBudgetSettings(hedge_deposit=deposit, retry_deposit=deposit, retry_reserve=0.0)
-        self.cancels = cancels = Cancels()
         self.attempts = AttemptsLayer(
-            TrackLayer(self.upstream, self.clock, cancels),
+            TrackLayer(self.upstream, self.clock),
             model="fraud",
             hedging=hedging,
             retries=RetrySettings(retries_max=retries, backoff_base_s=0.001),

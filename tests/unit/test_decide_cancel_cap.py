@@ -27,6 +27,7 @@ def test_a_burst_is_made_at_once_and_the_rest_is_left_to_run() -> None:
         "cap_per_s": 20.0,
         "tokens": 0.0,
         "climbing": False,
+        "guarded": True,
         "cancelled": 35,
         "let_run": 765,
     }
@@ -65,6 +66,29 @@ def test_the_burst_of_one_slow_batch_does_not_stop_hedges() -> None:
     assert not cap.climbing(10.0)
 
 
+def test_what_nobody_could_forbid_counts_and_leaves_less_for_others() -> None:
+    cap = CancelCap(CancelCapSettings(burst=4))
+    for _ in range(3):
+        cap.cancelled(10.0)
+    assert made(cap, 10.0, 5) == 1
+    for _ in range(100):
+        cap.cancelled(10.0)
+    assert made(cap, 10.25, 9) == 4, "nothing is owed"
+    assert cap.capped(10.25)
+    assert not cap.capped(10.5)
+
+
+def test_a_burst_within_the_window_guards_the_replica_for_as_long_again() -> None:
+    cap = CancelCap(CancelCapSettings(burst=4))
+    for number in range(3):
+        assert cap.may_cancel(10.0 + number)
+    assert not cap.guarded(12.0)
+    assert cap.may_cancel(13.0)
+    assert cap.guarded(13.0)
+    assert cap.guarded(17.9)
+    assert not cap.guarded(18.0)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -74,6 +98,7 @@ def test_the_burst_of_one_slow_batch_does_not_stop_hedges() -> None:
         {"burst": 0},
         {"climbing_share": 0.0},
         {"window_s": 0.0},
+        {"slack_s": float("inf")},
     ],
     ids=str,
 )

@@ -65,14 +65,18 @@ def answer(model: str = "m", version: str = "3") -> bytes:
 
 
 def returns(message: bytes) -> Infer:
-    async def infer(message_in: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"") -> bytes:
+    async def infer(
+        message_in: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"", attempt: object = None
+    ) -> bytes:
         return message
 
     return infer
 
 
 def raises(fault: UpstreamFault) -> Infer:
-    async def infer(message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"") -> bytes:
+    async def infer(
+        message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"", attempt: object = None
+    ) -> bytes:
         raise fault
 
     return infer
@@ -120,7 +124,9 @@ async def test_a_good_answer_is_returned_as_it_came_and_written_on_the_trail() -
 async def test_the_replica_sees_the_routed_model_and_version_and_the_time_that_is_left() -> None:
     seen: list[tuple[bytes, Metadata, float]] = []
 
-    async def infer(message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"") -> bytes:
+    async def infer(
+        message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"", attempt: object = None
+    ) -> bytes:
         seen.append((message + tail, metadata, timeout_s))
         return answer()
 
@@ -162,7 +168,9 @@ async def test_an_answer_that_is_no_message_is_said_to_be_that_and_not_another_v
 async def test_a_message_is_not_copied_to_append_the_routed_names() -> None:
     seen: list[bytes] = []
 
-    async def infer(message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"") -> bytes:
+    async def infer(
+        message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"", attempt: object = None
+    ) -> bytes:
         seen.append(message)
         return answer()
 
@@ -172,7 +180,9 @@ async def test_a_message_is_not_copied_to_append_the_routed_names() -> None:
 
 
 async def test_a_call_without_time_is_not_sent() -> None:
-    async def infer(message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"") -> bytes:
+    async def infer(
+        message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"", attempt: object = None
+    ) -> bytes:
         raise AssertionError("it was sent")
 
     for deadline_s in (999.0, 1000.0, 1000.0005):
@@ -248,7 +258,9 @@ async def test_only_the_word_of_the_replica_itself_that_it_lacks_the_model_is_a_
 async def test_what_comes_over_a_connection_that_was_replaced_says_nothing_of_who_is_there_now(good: bool) -> None:
     connections = HandConnections(returns(b""))
 
-    async def infer(message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"") -> bytes:
+    async def infer(
+        message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"", attempt: object = None
+    ) -> bytes:
         connections.one = HandConnections(returns(b"")).one
         if good:
             return answer()
@@ -278,7 +290,9 @@ async def test_a_replica_that_was_removed_meanwhile_is_a_lost_connection() -> No
 async def test_a_cancel_reaches_the_replica_and_is_not_judged_here() -> None:
     cancelled = asyncio.Event()
 
-    async def infer(message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"") -> bytes:
+    async def infer(
+        message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"", attempt: object = None
+    ) -> bytes:
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:

@@ -238,9 +238,10 @@ async def test_no_hedge_is_sent_while_calls_wait_and_it_is_told_why() -> None:
     calls = [house.call() for _ in range(3)]
     tasks = [house.send(call) for call in calls]
     running = [await house.upstream.next(), await house.upstream.next()]
-    while not calls[0].trail.hedge:
+    while not calls[0].trail.notes:
         await asyncio.sleep(0.001)
-    assert calls[0].trail.hedge == "queue"
+    note = calls[0].trail.notes[0]
+    assert (note.decider, note.word, note.saw["waiting"], note.saw["slots"]) == ("hedge", "queue", 1, 2)
     for sent in running:
         sent.answer()
     (await house.upstream.next()).answer()

@@ -8,6 +8,7 @@ import string
 from collections.abc import Iterable
 from pathlib import Path
 from types import MappingProxyType
+from typing import get_args
 
 import pytest
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -18,10 +19,14 @@ from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.snapshot import FleetSnapshot, GpuView, ModelState, ModelView, ReplicaState, ReplicaView
+from gateway.decide.attempt_budget import BudgetWord
+from gateway.decide.hedge import HedgeWord
 from gateway.decide.quota import QuotaSettings
 from gateway.decide.quota_table import Quotas
+from gateway.decide.retry import RetryWord
 from gateway.decide.stage_budget import StageOverruns
 from gateway.observe import labels
+from gateway.observe.attempt_readings import attempt_readings, cancel_readings
 from gateway.observe.document import page
 from gateway.observe.frozen import SERIES_MAX
 from gateway.observe.metrics import BOUNDS_S, FADE_S, Metrics
@@ -224,6 +229,36 @@ def test_the_page_shows_nothing_that_is_not_in_the_table_and_the_table_nothing_t
     assert shown
 
 
+ATTEMPTS = {
+    "sent": {"hedge": 5, "resend": 2},
+    "won": {"hedge": 3},
+    "refused": {"hedge": {"queue": 4, "made up": 1}, "retry": {}},
+    "budget": {"hedge_tokens": 1.5, "retry_tokens": 2.0},
+    "quarantine": {"quarantined": 1, "refused": 7},
+}
+CANCELS = {"rate_per_s": 2.5, "let_run": 9}
+
+
+def test_second_attempts_and_cancels_are_shown_by_closed_labels() -> None:
+    of = metrics()
+    fill(of)
+    found = samples(of)
+    assert value(found, "sluice_second_attempts_total", model="fraud", kind="hedge") == 5
+    assert value(found, "sluice_second_attempts_won_total", model="fraud", kind="hedge") == 3
+    assert value(found, "sluice_second_attempts_won_total", model="fraud", kind="resend") == 0
+    assert value(found, "sluice_second_attempts_refused_total", model="fraud", kind="hedge", reason="queue") == 4
+    assert value(found, "sluice_second_attempts_refused_total", model="fraud", kind="hedge", reason="other") == 1
+    assert value(found, "sluice_attempt_budget_tokens", model="fraud", kind="retry") == 3.5
+    assert value(found, "sluice_quarantine_refusals_total", model="fraud") == 7
+    replica = of.replica_label("default/10.0.0.1:8001")
+    assert value(found, "sluice_upstream_cancels_capped_total", pool="default", replica=replica) == 9
+
+
+def test_the_words_of_deciders_about_second_attempts_are_the_closed_set() -> None:
+    words = {*get_args(HedgeWord), *get_args(RetryWord), *get_args(BudgetWord)} - {"hedge", "retry", "granted"}
+    assert words == labels.REFUSALS
+
+
 def fill(of: Metrics) -> bool:
     """Have every metric show something."""
     fleet = snapshot("10.0.0.1:8001", models=(("fraud", "2"), ("unconfigured", "9")))
@@ -238,6 +273,8 @@ def fill(of: Metrics) -> bool:
     of.warmup_call("fraud", ok=True)
     of.loop_lag(0.003)
     of.add_source("fleet", lambda now_s: fleet_readings(fleet, of, now_s))
+    of.add_source("attempts", lambda _: attempt_readings([("fraud", ATTEMPTS)], of))
+    of.add_source("cancels", lambda _: cancel_readings(fleet, {"default/10.0.0.1:8001": CANCELS}, of))
     of.add_source("admission", lambda _: admission_readings([("default", "fraud", "2", 3, 1, 4)], of))
     quotas = Quotas(lambda tenant, model: QuotaSettings(rate_per_s=1))
     of.add_source("quotas", lambda now_s: quota_readings(quotas.statistics(now_s)))

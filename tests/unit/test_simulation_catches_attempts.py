@@ -10,7 +10,9 @@ from gateway.core.call import Attempt
 from gateway.core.outcome import Outcome
 from gateway.core.permit import Kind, Permit
 from gateway.layers.attempts import _Race
+from gateway.layers.cancels import Cancels
 from gateway.layers.desk import AdmissionDesk
+from gateway.layers.track import TrackLayer
 from tests.simulation.small_house import SmallHouse
 from tests.unit.simulation_findings import finds, verdict
 
@@ -58,3 +60,20 @@ def test_a_second_attempt_on_the_same_replica_is_found(
 
     monkeypatch.setattr(AdmissionDesk, "another", forgetful)
     assert finds("sent twice to one replica", seeds, SmallHouse)
+
+
+def test_cancels_that_nobody_caps_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cancels, "may_cancel", lambda self, replica: True)
+    assert finds("cancels within", range(60))
+
+
+def test_a_slot_that_comes_back_while_the_replica_still_works_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = TrackLayer._end
+
+    def early(self: TrackLayer, permit: Permit, attempt: Attempt, otherwise: Outcome) -> None:
+        rest, attempt.rest = attempt.rest, None
+        sound(self, permit, attempt, otherwise)
+        attempt.rest = rest
+
+    monkeypatch.setattr(TrackLayer, "_end", early)
+    assert finds("slots are held, but", range(60))
