@@ -23,6 +23,7 @@ from gateway.admin.server import AdminServers
 from gateway.admin.server import start as start_admin
 from gateway.admin.token import TokenError, ensure_token
 from gateway.assembly import VERSION, Assembly, Parts
+from gateway.core.criticality import CLASS_OF
 from gateway.core.faces import Authenticator, Connector
 from gateway.decide.quota_lease import LeaseSettings
 from gateway.edge.explain import Explainer
@@ -117,7 +118,9 @@ class App:
                 identity, self._named, files=self._files, workers=self._workers, clock=self.clock
             )
             self._watched.update(self._identity.watched)
-        authenticator: Authenticator = AnonymousAuthenticator() if self._identity is None else self._identity
+        authenticator: Authenticator = (
+            AnonymousAuthenticator(CLASS_OF[identity.highest_class]) if self._identity is None else self._identity
+        )
         self._pool_tls = {name: self._tls_of(name, pool.tls) for name, pool in policies.fleet.pools.items() if pool.tls}
         self._watched.update({f"pool:{name}": tls.watched for name, tls in self._pool_tls.items()})
         self.assembly = Assembly(

@@ -203,6 +203,7 @@ def model_route(
         allowed=None if policy.versions is None else frozenset(policy.versions),
         split=None if policy.split is None else Split(policy.split),
         sequences=sequences,
+        default_class=policy.default_class,
         reserve_record=reserve_record if policy.records.mandatory else None,
     )
 

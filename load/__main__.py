@@ -28,7 +28,9 @@ COMMANDS: dict[str, str] = {
     "throughput": "inferences per second through Sluice over direct ones, by perf_analyzer and by our own callers",
     "stages": "what one call costs the gateway's process, stage by stage, beside its budget",
     "instructions": "how many instructions one call costs, stage by stage, counted under valgrind",
+    "protections": "what each protection costs a call that does not need it, one switched off at a time",
     "chaos": "a scenario with faults under open-loop load, with a verdict",
+    "stress": "every row of the stress table, as one table with a picture each",
     "run": "a scenario as open-loop load, with a verdict, figures and pictures",
 }
 """Name to what it is for. `load/<name>.py`, with `_` for `-`, has `configure(parser)` and `run(arguments) -> int`."""

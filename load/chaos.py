@@ -8,8 +8,9 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from load.replica_figures import inferences, since
 from load.run import ATTEMPTS, ProgressLine, listed, of_stand, setting_of, stand_for
 from load.run_figures import disturbed, judge_run, run_figures
 from load.run_pictures import write_pictures
-from load.run_report import result_json, text
+from load.run_report import distributions, result_json, text
 from load.scenario import LoadedScenario, find_scenario, load_scenario
 from load.stand import SPARE_FILES, Stand, allow_files
 from load.tallies import NS
@@ -65,7 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a scenario, its baseline first. Returns the command's exit code."""
+    """Run a scenario. Returns the command's exit code."""
     if arguments.list:
         print(listed())
         return 0
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     require_pictures_folder(arguments.pictures)
     allow_files(scenario.spec.in_flight_max + SPARE_FILES)
-    result = _judged(scenario, arguments)
+    result = judged(scenario, scale=arguments.scale, keep=arguments.keep)
     tell(result, arguments.json, text)
     if arguments.pictures:
         for path in write_pictures(result, Path(arguments.pictures)):
@@ -95,6 +96,8 @@ class Done:
     died: list[int]
     """Replicas that ended by themselves: it was not the run that was meant."""
     attempts: int = 1
+    counters: Mapping[str, float] = field(default_factory=dict)
+    """What whatever stands in front of the fleet counted itself; empty if nobody asked it."""
 
     @property
     def disturbed(self) -> str:
@@ -104,15 +107,20 @@ class Done:
         return disturbed(self.figures)
 
 
-def _judged(scenario: LoadedScenario, arguments: argparse.Namespace) -> dict[str, Any]:
-    setting = setting_of(scenario, "sluice", scale=arguments.scale, replicas=scenario.spec.target.replicas)
+def judged(scenario: LoadedScenario, *, scale: float = 1.0, keep: bool = False) -> dict[str, Any]:
+    """Run a scenario, its baseline first. Returns the JSON. `scale`: what the rates were multiplied by, to be told."""
+
+    def with_sluice(which: LoadedScenario, capacity_rps: float | None) -> Done:
+        return attempts(which, lambda: start_sluice(which, keep=keep), capacity_rps)
+
+    setting = setting_of(scenario, "sluice", scale=scale, replicas=scenario.spec.target.replicas)
     before = scenario.before()
     baseline: Done | None = None
     if before is not None:
         print("first the baseline", file=sys.stderr)
-        baseline = _attempts(before, arguments.keep, None)
+        baseline = with_sluice(before, None)
     capacity_rps = None if baseline is None else baseline.figures["capacity_rps"]  # the same rates for both
-    return document(scenario, _attempts(scenario, arguments.keep, capacity_rps), baseline, setting)
+    return document(scenario, with_sluice(scenario, capacity_rps), baseline, setting)
 
 
 def document(scenario: LoadedScenario, done: Done, baseline: Done | None, setting: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,22 +133,40 @@ def document(scenario: LoadedScenario, done: Done, baseline: Done | None, settin
     verdict, checks = judge_run(scenario.spec.checks, done.figures, reading.measure, void=bool(why))
     more = {"attempts": done.attempts, "disturbed": why, "faults": [asdict(span) for span in done.spans]}
     result = result_json(scenario, verdict, checks, done.figures, done.found, {**setting, **more})
-    result["baseline"] = None if baseline is None else {"figures": baseline.figures, "attempts": baseline.attempts}
+    result["baseline"] = None
+    if baseline is not None:
+        result["baseline"] = {
+            "figures": baseline.figures,
+            "attempts": baseline.attempts,
+            "distribution": distributions(baseline.found),
+        }
     return result
 
 
-def _attempts(scenario: LoadedScenario, keep: bool, capacity_rps: float | None) -> Done:
-    """Run a scenario, and once more if the generator spoiled it; each time everything is started anew."""
+def start_sluice(scenario: LoadedScenario, *, keep: bool) -> AbstractContextManager[Stand]:
+    """What a scenario wants to be started, with Sluice in front."""
+    blackholes = blackholed(scenario.spec.faults, scenario.spec.target.replicas)
+    return stand_for(scenario, keep=keep, blackholes=blackholes)
+
+
+def attempts(
+    scenario: LoadedScenario,
+    start: Callable[[], AbstractContextManager[Stand]],
+    capacity_rps: float | None,
+    counters: Callable[[Stand], Mapping[str, float]] | None = None,
+) -> Done:
+    """Run a scenario, and once more if the generator spoiled it; each time everything is started anew. `capacity_rps`
+    None: as the scenario says. `counters` is asked at the end of the run.
+    """
     progress = ProgressLine(scenario)
     for attempt in range(1, ATTEMPTS + 1):
-        blackholes = blackholed(scenario.spec.faults, scenario.spec.target.replicas)
-        with stand_for(scenario, keep=keep, blackholes=blackholes) as up:
+        with start() as up:
             try:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                     done = runner.run(_once(scenario, up, progress, capacity_rps))
             finally:
                 progress.end()
-        done = replace(done, attempts=attempt)
+            done = replace(done, attempts=attempt, counters={} if counters is None else counters(up))
         if not done.disturbed or done.figures["wrong"]:  # what was wrong once is not made good by a second run
             break
         if attempt < ATTEMPTS:

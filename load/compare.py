@@ -16,11 +16,12 @@ from typing import Any
 
 import uvloop
 
-from load import accounting
+from load import accounting, compare_scenario, compare_scenario_figures
 from load.closed_loop import ClosedLoop, Measured, answers
 from load.connection import Connection
+from load.envoy_tuned import OVERLOAD
 from load.errors import LoadError, UsageError
-from load.figures import RATIOS, UNJUDGED, Reading, Round, comparison, table
+from load.figures import RATIOS, Reading, Round, comparison, table
 from load.grpc_connection import GrpcConnection
 from load.http_connection import HttpConnection
 from load.inputs import Calls, IdentityInputs, Inputs
@@ -28,7 +29,7 @@ from load.options import positive, positive_int, require_json_folder, tell
 from load.rated_loop import RatedLoop
 from load.raw_grpc_connection import RawGrpcConnection
 from load.rig import Rig, Side, rig
-from load.verdict import EXIT_CODES, ROUNDS_MIN
+from load.verdict import EXIT_CODES, ROUNDS_MIN, UNJUDGED
 
 SETTLE_S = 15.0
 SLOTS_MIN = 16
@@ -38,6 +39,7 @@ examples:
   python -m load compare --peer envoy --protocol http --limit cpu=1.0
   python -m load compare --peer direct --protocol grpc --concurrency 16 --rounds 7 --seconds 3 --json -
   python -m load compare --peer envoy --protocol grpc --rps 500 --seconds 10 --limit p99=1.0
+  python -m load compare --peer envoy --scenario stragglers --json out.json --pictures out/
 
 Each round drives both sides for --seconds, one right after the other, who comes first changing from round to round.
 Callers are a closed loop: each sends its next call when its last one has ended. With --rps they are an open loop: both
@@ -48,6 +50,10 @@ Ratios are Sluice's figure over the peer's, medians over the rounds. One whose r
 disturbed, or too far apart is marked inconclusive, and so is a --limit that they can neither keep nor miss clearly.
 Without any --limit no ratio is judged: the verdict is "none", or "fail" if a call failed or was answered wrongly.
 
+With --scenario a scenario's traffic, fleet and faults (python -m load chaos --list) go through Sluice and through an
+Envoy that is configured as well as it can be for it, in an open loop, with the same arrivals and the same faults at the
+same times, each time on fresh servers; who comes first changes from round to round.
+
 exit codes: 0 all answers right and every --limit kept; 1 not; 2 wrong usage; 3 a --limit is inconclusive;
 130 interrupted"""
 
@@ -56,33 +62,47 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.epilog = EXAMPLE
     parser.add_argument("--peer", choices=("envoy", "direct"), required=True, help="what Sluice is compared with")
-    parser.add_argument("--protocol", choices=("http", "grpc"), required=True, help="what the callers speak")
-    parser.add_argument("--rounds", type=positive_int, default=ROUNDS_MIN, metavar="N", help="default: 7")
+    parser.add_argument("--protocol", choices=("http", "grpc"),
+                        help="what the callers speak; with --scenario it says that itself")  # fmt: skip
+    parser.add_argument("--scenario", metavar="NAME", help="a scenario of `chaos` or `run`, or a .yaml file")
+    parser.add_argument("--rounds", type=positive_int, metavar="N",
+                        help="default: 7; with --scenario, whose rounds are whole runs, 3")  # fmt: skip
     parser.add_argument("--limit", type=_limit, action="append", default=[], metavar="RATIO=LIMIT",
-                        help=f"judge a ratio, of {', '.join(RATIOS)}: at most the limit, rps at least; "
-                        "may be repeated")  # fmt: skip
-    parser.add_argument("--concurrency", type=positive_int, default=16, metavar="N",
+                        help=f"judge a ratio, of {', '.join(RATIOS)}, with --scenario also of p999: at most the limit, "
+                        "rps at least; may be repeated")  # fmt: skip
+    parser.add_argument("--concurrency", type=positive_int, metavar="N",
                         help="callers, each with a connection of its own (default: 16)")  # fmt: skip
     parser.add_argument("--rps", type=positive, metavar="N",
                         help="send so many calls a second at random times, whatever has become of those before, "
                         "not a closed loop; --concurrency connections stand ready, more come if needed")  # fmt: skip
     parser.add_argument("--client", choices=("raw", "grpcio"), default="raw",
                         help="gRPC callers: raw sends what grpcio sends, at a tenth of its cost (default)")  # fmt: skip
-    parser.add_argument("--seconds", type=positive, default=3.0, metavar="S",
-                        help="each side in each round (default: 3)")  # fmt: skip
-    parser.add_argument("--warm-up", type=positive, default=0.5, metavar="S",
-                        help="before that, not measured (default: 0.5)")  # fmt: skip
-    parser.add_argument("--deadline-ms", type=positive_int, default=2000, metavar="MS",
+    parser.add_argument("--seconds", type=positive, metavar="S",
+                        help="each side in each round (default: 3, or the scenario's duration_s)")  # fmt: skip
+    parser.add_argument("--warm-up", type=positive, metavar="S",
+                        help="before that, not measured (default: 0.5, or the scenario's warm_up_s)")  # fmt: skip
+    parser.add_argument("--deadline-ms", type=positive_int, metavar="MS",
                         help="of each call (default: 2000)")  # fmt: skip
     parser.add_argument("--envoy-workers", type=positive_int, default=os.cpu_count() or 1, metavar="N",
                         help="Envoy's worker threads (default: one per CPU, as Envoy's own)")  # fmt: skip
+    parser.add_argument("--seed", type=int, metavar="N", help="with --scenario: instead of its seed")
+    parser.add_argument("--per-try-timeout-ms", type=positive_int, metavar="MS",
+                        help="with --scenario: when Envoy hedges (default: the best, see below)")  # fmt: skip
+    parser.add_argument("--envoy-overload", choices=OVERLOAD,
+                        help="with --scenario: what refuses calls in Envoy, see below (default: the best)")  # fmt: skip
+    parser.add_argument("--no-trials", action="store_true",
+                        help="with --scenario: take the first Envoy, not the best of a few")  # fmt: skip
+    parser.add_argument("--pictures", metavar="FOLDER", help="with --scenario: write pictures (SVG) into this folder")
     parser.add_argument("--keep", action="store_true", help="keep the folder of policies, records and logs")
     parser.add_argument("--json", metavar="OUT", help="write the figures as JSON to this file; - is stdout")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the comparison. Returns its exit code."""
+    if arguments.scenario is not None:
+        return compare_scenario.run(arguments)
     require_json_folder(arguments.json)
+    _complete(arguments)
     limits = dict(arguments.limit)
     if "cpu" in limits and arguments.peer == "direct":
         raise UsageError("--limit cpu: calls without a proxy have no proxy CPU to compare with; use --peer envoy")
@@ -100,6 +120,25 @@ def run(arguments: argparse.Namespace) -> int:
     result = comparison(arguments.peer, arguments.protocol, arguments.concurrency, rounds, setting, limits)
     tell(result, arguments.json, table)
     return 0 if result["verdict"] == UNJUDGED else EXIT_CODES[result["verdict"]]
+
+
+DEFAULTS = {"rounds": ROUNDS_MIN, "concurrency": 16, "seconds": 3.0, "warm_up": 0.5, "deadline_ms": 2000}
+"""Without a scenario, which has its own."""
+
+
+def _complete(arguments: argparse.Namespace) -> None:
+    """Set what was not given. Raises UsageError for what goes with --scenario alone."""
+    if arguments.protocol is None:
+        raise UsageError("--protocol http or --protocol grpc is needed, or a --scenario")
+    for name in ("seed", "per_try_timeout_ms", "envoy_overload", "pictures"):
+        if getattr(arguments, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} goes with --scenario alone")
+    for name, value in DEFAULTS.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    for name, _ in arguments.limit:
+        if name not in RATIOS:
+            raise UsageError(f"--limit {name}: without --scenario it is one of {', '.join(RATIOS)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +304,7 @@ def _setting(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _limit(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
-    if name not in RATIOS:
-        raise argparse.ArgumentTypeError(f"{name or text!r} is none of {', '.join(RATIOS)}; write for example cpu=1.0")
+    known = dict.fromkeys((*RATIOS, *compare_scenario_figures.RATIOS))
+    if name not in known:
+        raise argparse.ArgumentTypeError(f"{name or text!r} is none of {', '.join(known)}; write for example cpu=1.0")
     return name, positive(value)

@@ -107,6 +107,8 @@ up to where it stops being it. Of a trace the first {PROBLEMS_MAX} wrong rows ar
 - Several kinds of `traffic` run side by side, each with its own model, protocol, rate and deadline. Their figures stand
   under their names, and `all` is their sum. Each draws its chance from the seed and its own name, so adding one moves
   none of the others.
+- With `fan_out: 10` each arrival is a task of ten calls, sent at once: whoever makes ten calls waits for the slowest,
+  so what one call in a hundred feels is felt by one task in ten. `p99_ms` is that of tasks then.
 - Every call has an id, a trace context, a deadline, and inputs of its own, up to `distinct_inputs`. Answers are
   compared with what they must be; `check_share` makes that cheaper.
 - What `target.models.<name>.policy` says is checked by the schema of policies (policies.md), with the scenario's lines.
@@ -135,7 +137,7 @@ calls meant to be sent in it `p50_ms`, `p99_ms`, `max_ms`), and `distribution` (
 traffic, in nanoseconds).
 
 `--pictures FOLDER` writes three SVG files, drawn from the same: latency over time, the distribution of latency by
-percentile, and calls offered against calls done.
+percentile (dashed that of a baseline), and calls offered against calls done.
 """
 
 

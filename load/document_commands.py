@@ -11,9 +11,12 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 from load.__main__ import COMMANDS, described
-from load.figures import OTHERS_CORES_MAX, TIMER_LATE_MS_MAX, UNJUDGED
+from load.compare_scenario_figures import ROUNDS_MIN as SCENARIO_ROUNDS_MIN
+from load.envoy_tuned import WHY as ENVOY_WHY
+from load.figures import OTHERS_CORES_MAX, TIMER_LATE_MS_MAX
 from load.soak_figures import BLOCKS, LOST_SHARE_MAX, RESOLUTION_MB, SAMPLES_MIN, STAYS_SLACK
-from load.verdict import CLEAR_SHARE, PAIRS_MIN, ROUNDS_MIN, SPREAD_MAX, UNCHANGED_RATIO_MAX
+from load.stress import ROWS as STRESS_ROWS
+from load.verdict import CLEAR_SHARE, PAIRS_MIN, ROUNDS_MIN, SPREAD_MAX, UNCHANGED_RATIO_MAX, UNJUDGED
 
 CHECKS = "what was judged: `name`, `limit`, `measured`, and `pass`, which is null if it is inconclusive"
 WITH_WHY = f"{CHECKS}; then `why` has the reason"
@@ -48,7 +51,15 @@ generator's timers came more than {TIMER_LATE_MS_MAX:g} ms late at p99, or other
 - **{UNJUDGED}**: no `--limit` was set, so no ratio was judged; the exit code is 0. Ratios that mean nothing by
   themselves are marked in the table all the same.
 
-Callers in a closed loop measure what calls cost, not how long users wait: for latency under a rate take `run`.""",
+Callers in a closed loop measure what calls cost, not how long users wait: for latency under a rate take `run`, or
+`--scenario`. With that a round is a whole run of the scenario on either side, so {SCENARIO_ROUNDS_MIN} rounds are
+enough for a `--limit`, and a round is spoiled, as a run of `chaos` is, if the generator itself was too late, twice.
+What the scenario promises is judged by `chaos`; here its checks, those beside a baseline left out, are shown for both
+sides and judged for neither, and only a wrong answer fails the comparison by itself: calls fail in such scenarios. All
+rates go by one capacity where the scenario has one to be measured: that of a plain Envoy. If the run that measures it,
+and the healthy p97, is spoiled, no round says anything.
+
+{ENVOY_WHY}""",
     "connections": f"""\
 The verdict is **fail** if a check is missed, else **inconclusive** if one is open. Only one can be: that of the p50 of
 calls beside the idle connections over that without them, at most {UNCHANGED_RATIO_MAX:g} as the median of at least
@@ -57,6 +68,15 @@ kept, and gone at the end, memory, failed calls, descriptors and tasks left over
     "perf-analyzer": """\
 There is no verdict: it prints the tool's own figures, side by side. A call that fails ends the tool, and the command
 with exit code 1.""",
+    "stress": f"""\
+The verdict of a row is that of `chaos`; the whole fails with one row, and is else inconclusive with one. The rows are
+{", ".join(f"`{name}`" for name in STRESS_ROWS)}. A picture is the distribution of latency where a row is
+about that (dashed: the baseline), else latency over time.""",
+    "protections": """\
+There is no verdict: no cost has a limit of its own, and the whole is judged by `compare`. A protection that this
+gateway does not have yet is named and left out. A cost whose interval goes below 0 is less than what can be measured
+this way: count instructions. `all second attempts` is a gateway whose model is not read-only, so that the layer that
+would send calls again is not there at all. Classes of calls, the queue and the pace cannot be switched off.""",
     "soak": f"""\
 The run is cut into quarters: the first warms up, the second is what the last is compared with.
 
@@ -114,7 +134,7 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
         "checks": CHECKS,
         "figures": "those of `run` and those of `chaos` above; the same of each window under `windows` (named as "
         "`5-20`), and of each replica under `replicas`",
-        "baseline": "`figures` of the run before, and how many `attempts` it took; null without one",
+        "baseline": "`figures` and `distribution` of the run before, and how many `attempts` it took; null without one",
         "setting": "as of `run`, and `faults`: what each really was, with `kind`, `replica`, `begin_s`, and `end_s`, "
         "which is null if it did not end",
         "seconds": "as of `run`",
@@ -137,6 +157,22 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
         "disturbed_rounds": "how many of the rounds",
         "setting": "peer, times, machine, …",
         "rounds": "all of them: `sluice`, `peer`, `load_average`",
+    },
+    "stress": {
+        "verdict": "`pass`, `fail`, `inconclusive`",
+        "rows": "each with `scenario`, `description`, `verdict`, `error` (why it could not be run, or empty), `checks` "
+        "as of `chaos`, some `figures` of the run and of its `baseline` (null without one), `started`, `took_s`, "
+        "`disturbed` (why it is inconclusive), `picture` (a file's name, or null)",
+        "machine": "its name",
+    },
+    "protections": {
+        "protections": "each with `name`, what it adds to a call as `us` (median over the rounds) with its 95 % "
+        "interval from `low` to `high`, and as `instructions` (null if they were not counted); the last one is all of "
+        "them together",
+        "everything_on": "`us` and `instructions` of a call with all of them",
+        "everything_off": "the same without any",
+        "setting": "rounds, calls, rate, replicas, loop, machine, and the protections that are `missing`",
+        "rounds": "microseconds of CPU per call of each gateway",
     },
     "connections": {
         "scenario": "`connections`",
@@ -226,6 +262,28 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
 }
 """The members of each command's JSON."""
 
+SCENARIO_MEMBERS: Mapping[str, str] = {
+    "scenario": "its name",
+    "protocol": "what its callers speak",
+    "sides": "`sluice` and `envoy`, each with sums of `calls`, `errors`, `wrong`, `refused`, `error_kinds` and of the "
+    "`counters` that Envoy has itself (warm-up included); medians over the rounds of `rps` (right answers in time), "
+    "`p50_ms`, `p99_ms`, `p999_ms`, `max_ms`, `error_share`, `refused_p99_ms`, `cpu_us_per_call`, `rss_mb`, "
+    "`extra_execution_share`, `expired_work_share`, `goodput_share`, and of what Sluice alone tells by its records: "
+    "`attempts_per_call`, `hedge_share`, `retry_share`; `traffic` has some for each kind",
+    "ratios": "`cpu`, `p50`, `p99`, `p999`, `rps`: medians of the rounds' own ratios, Sluice over Envoy",
+    "spread": "of each ratio `low` to `high` (95 % interval of the median)",
+    "verdict": f"`pass`, `fail`, `inconclusive`, `{UNJUDGED}`",
+    "checks": WITH_WHY,
+    "scenario_checks": "each with `name`, `figure`, `limit`, `at_most` (else at least), and what `sluice` and `envoy` "
+    "measured, medians over the rounds; null where a side cannot tell, or where it never came about",
+    "disturbed_rounds": "how many of the rounds were spoiled",
+    "setting": "times, seed, machine, capacity, what Envoy was tuned to (`envoy_…`), and the last round's `faults`",
+    "rounds": "each side's figures",
+    "seconds": "of each side, each second's medians over the rounds",
+    "distribution": "of each side, the latencies of all rounds",
+}
+"""Those of `compare --scenario`."""
+
 
 def commands_table() -> Iterator[str]:
     """What each command is for."""
@@ -249,6 +307,13 @@ def sections() -> Iterator[str]:
         for member, meaning in MEMBERS[name].items():
             yield f"| `{member}` | {meaning} |"
         yield ""
+        if name == "compare":
+            yield "With `--scenario` it is another one:\n"
+            yield "| member | what it holds |"
+            yield "|---|---|"
+            for member, meaning in SCENARIO_MEMBERS.items():
+                yield f"| `{member}` | {meaning} |"
+            yield ""
 
 
 def _help(name: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -53,7 +53,7 @@ async def drive(
     spec = scenario.spec
     senders = [sender_of(each, target) for each in spec.traffic]
     traffic = [
-        Traffic(each.name, sender, _calls(each, run + index), streams=each.model == "streamer")
+        Traffic(each.name, sender, _calls(each, run + index), streams=each.model == "streamer", fan_out=each.fan_out)
         for index, (each, sender) in enumerate(zip(spec.traffic, senders, strict=True))
     ]
     processes = [(each.name, process) for each, process in zip(spec.traffic, scenario.arrivals, strict=True)]
@@ -101,17 +101,22 @@ def sender_of(each: TrafficSpec, target: Target) -> Sender:
         raise LoadError(f"the traffic {each.name} speaks {each.protocol}, for which {target.name} has no address")
     if each.model == "streamer":
         if each.protocol == "http":
-            return EventStreams(address, delay_ms=each.response_gap_ms, tokens=each.responses)
-        return GrpcStreams(address, Tokens(delay_ms=each.response_gap_ms, tokens=each.responses))
+            return EventStreams(address, delay_ms=each.response_gap_ms, tokens=each.responses, headers=headers_of(each))
+        tokens = Tokens(delay_ms=each.response_gap_ms, tokens=each.responses)
+        return GrpcStreams(address, tokens, headers=headers_of(each))
     connect = connecting(each, address)
     return Pool(connect) if each.protocol == "http" else Multiplexed(connect, each.connections)
 
 
 def connecting(each: TrafficSpec, address: str) -> Callable[[], Connection]:
     """What makes a connection for a kind of traffic, streams left out."""
-    headers = NO_HEADERS if each.priority is None else {"x-sluice-priority": each.priority}
     kind = HttpConnection if each.protocol == "http" else RawGrpcConnection
-    return partial(kind, address, inputs_of(each), headers)
+    return partial(kind, address, inputs_of(each), headers_of(each))
+
+
+def headers_of(each: TrafficSpec) -> Mapping[str, str]:
+    """What goes with every call of a kind of traffic."""
+    return NO_HEADERS if each.priority is None else {"x-sluice-priority": each.priority}
 
 
 async def _settle(each: TrafficSpec, sender: Sender, target: Target) -> None:
@@ -187,6 +192,7 @@ class _Watch:
         self._first: _Look | None = None
         self._last: _Look | None = None
         self._rss_bytes: int | None = None
+        self._gateway: list[tuple[float, float]] = []
         self._servers_s: dict[int, float] = {}
         """Of each process of the servers at the last look; one that has ended meanwhile keeps its own."""
 
@@ -207,6 +213,8 @@ class _Watch:
         except OSError as error:
             raise LoadError(f"a process of {self._target.name} has ended in the run: {error}") from error
         self._first = self._first or self._last
+        if self._last.gateway_s is not None:
+            self._gateway.append((elapsed_s, self._last.gateway_s))
 
     def _servers(self) -> float | None:
         if self._target.server_pids is None:
@@ -227,4 +235,4 @@ class _Watch:
         if last.servers_s is not None and first.servers_s is not None and last.at_s > first.at_s:
             ours_s = generator_s + (gateway_s or 0.0) + last.servers_s - first.servers_s
             others = max(0.0, (last.machine_s - first.machine_s - ours_s) / (last.at_s - first.at_s))
-        return Machine(generator_s, gateway_s, self._rss_bytes, others)
+        return Machine(generator_s, gateway_s, self._rss_bytes, others, self._gateway)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from deploy.local import Ports
 from load.child import Child
 
-_HTTP_OPTIONS = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-_MANAGER = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
-_ROUTER = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"
+HTTP_OPTIONS = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+MANAGER = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
+ROUTER = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"
 
 
 def configuration(ports: Ports, *, triton_http: str, triton_grpc: str, deadline_ms: int) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def configuration(ports: Ports, *, triton_http: str, triton_grpc: str, deadline_
     records meanwhile.
     """
     return {
-        "admin": {"address": _address("127.0.0.1", ports.metrics)},
+        "admin": {"address": address("127.0.0.1", ports.metrics)},
         "static_resources": {
             "listeners": [
                 _listener("http", ports.http, "HTTP1", deadline_ms),
@@ -39,14 +40,20 @@ def start(
     binary: Path, directory: Path, ports: Ports, *, triton_http: str, triton_grpc: str, deadline_ms: int, workers: int
 ) -> Child:
     """Start Envoy with `workers` worker threads. It is not waited for."""
-    file = directory / "envoy.json"
     settings = configuration(ports, triton_http=triton_http, triton_grpc=triton_grpc, deadline_ms=deadline_ms)
+    return start_with(binary, directory, settings, workers)
+
+
+def start_with(binary: Path, directory: Path, settings: Mapping[str, Any], workers: int) -> Child:
+    """Start Envoy with these settings. It is not waited for. The file and the log are in `directory`."""
+    file = directory / "envoy.json"
     file.write_text(json.dumps(settings, indent=1), encoding="utf-8")
     argv = [str(binary), "-c", str(file), "--concurrency", str(workers), "--disable-hot-restart"]
     return Child("envoy", [*argv, "--log-level", "warning"], log=directory / "envoy.log", cwd=directory)
 
 
-def _address(host: str, port: int) -> dict[str, Any]:
+def address(host: str, port: int) -> dict[str, Any]:
+    """A socket address as Envoy writes it."""
     return {"socket_address": {"address": host, "port_value": port}}
 
 
@@ -59,28 +66,28 @@ def _listener(name: str, port: int, codec: str, deadline_ms: int) -> dict[str, A
     if name == "grpc":
         route["max_stream_duration"] = {"grpc_timeout_header_max": f"{deadline_ms / 1000:g}s"}
     manager = {
-        "@type": _MANAGER,
+        "@type": MANAGER,
         "stat_prefix": name,
         "codec_type": codec,
         "preserve_external_request_id": True,
-        "http_filters": [{"name": "envoy.filters.http.router", "typed_config": {"@type": _ROUTER}}],
+        "http_filters": [{"name": "envoy.filters.http.router", "typed_config": {"@type": ROUTER}}],
         "route_config": {
             "virtual_hosts": [{"name": name, "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": route}]}]
         },
     }
     chain = {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
-    return {"name": name, "address": _address("127.0.0.1", port), "filter_chains": [chain]}
+    return {"name": name, "address": address("127.0.0.1", port), "filter_chains": [chain]}
 
 
-def _cluster(name: str, address: str, protocol: dict[str, Any], health_address: str) -> dict[str, Any]:
-    host, _, port = address.rpartition(":")
+def _cluster(name: str, upstream: str, protocol: dict[str, Any], health_address: str) -> dict[str, Any]:
+    host, _, port = upstream.rpartition(":")
     health_host, _, health_port = health_address.rpartition(":")
     endpoint = {
-        "address": _address(host, int(port)),
+        "address": address(host, int(port)),
         # Triton's health is asked over HTTP for both, as Envoy's gRPC check needs a service that Triton lacks.
-        "health_check_config": {"address": _address(health_host, int(health_port))},
+        "health_check_config": {"address": address(health_host, int(health_port))},
     }
-    options = {"@type": _HTTP_OPTIONS, "explicit_http_config": protocol}
+    options = {"@type": HTTP_OPTIONS, "explicit_http_config": protocol}
     return {
         "name": name,
         "type": "STATIC",

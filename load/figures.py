@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from load.verdict import ROUNDS_MIN, Limit, Verdict, judge_why, passed, spread, worst
+from load.verdict import ROUNDS_MIN, UNJUDGED, Limit, Verdict, judge_why, passed, spread, worst
 
 TIMER_LATE_MS_MAX = 10.0
 """A window in which the generator's own timers came later than this at p99 says nothing about the servers."""
@@ -75,9 +75,6 @@ def limit_of(ratio: str, value: float) -> Limit:
     """The limit of a ratio: at least for rates, at most for costs and times."""
     return Limit(value, at_most=ratio not in AT_LEAST)
 
-
-UNJUDGED = "none"
-"""The verdict of a comparison without limits in which no call went wrong: no ratio was judged."""
 
 _MEDIANS = (
     "rps", "p50_ms", "p99_ms", "cpu_us_per_call", "rss_mb", "triton_cpu_us_per_call", "generator_cpu_us_per_call",

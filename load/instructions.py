@@ -118,22 +118,29 @@ def _counts(readings: Sequence[str], bursts: int, loop_name: str) -> dict[str, i
     """Instructions of all calls together, by reading. Raises LoadError."""
     counts = {}
     for number, reading in enumerate(readings, 1):
-        line = _ProgressLine(f"{number}/{len(readings)} {reading}")
-        try:
-            counts[reading] = _count(reading, bursts, loop_name, line)
-        finally:
-            line.end()
+        counts[reading] = count_reading(reading, bursts, loop_name, f"{number}/{len(readings)} {reading}")
         per_call = counts[reading] / (bursts * BURST)
         print(f"{number}/{len(readings)} {reading}: {per_call:,.0f} a call", file=sys.stderr, flush=True)
     return counts
 
 
-def _count(reading: str, bursts: int, loop_name: str, line: _ProgressLine) -> int:
+def count_reading(reading: str, bursts: int, loop_name: str, label: str, more: Sequence[str] = ()) -> int:
+    """Instructions of so many bursts of calls. `label` is what a progress line says, `more` are words for the program
+    that is counted. Raises LoadError.
+    """
+    line = _ProgressLine(label)
+    try:
+        return _count(reading, bursts, loop_name, line, more)
+    finally:
+        line.end()
+
+
+def _count(reading: str, bursts: int, loop_name: str, line: _ProgressLine, more: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="sluice-instructions-") as folder:
 
         def argv_for(port: int) -> list[str]:
             argv = [sys.executable, "-m", "load.instructions_child", reading, "--folder", str(Path(folder) / "house")]
-            return [*argv, "--bursts", str(bursts), "--loop", loop_name, "--port", str(port)]
+            return [*argv, "--bursts", str(bursts), "--loop", loop_name, "--port", str(port), *more]
 
         return count(
             argv_for,

@@ -1,9 +1,12 @@
-"""The program that `python -m load instructions` counts: calls of one end of the gateway, or at one depth of it."""
+"""The program that `python -m load instructions` and `python -m load protections` count: calls of one end of the
+gateway, at one depth of it, or (`CALL`) through all layers of a gateway with other policies.
+"""
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import sys
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from load.errors import LoadError
 from load.options import positive_int
 from load.stage_ends import Ends
 from load.stage_house import StageHouse, stage_house
-from load.stages import Caller, depths
+from load.stages import Caller, Depth, depths, whole
 
 BURST = 16
 """Calls that come in together, as in `stages`."""
@@ -34,8 +37,23 @@ def whole_bursts(calls: int) -> int:
     return -(-calls // BURST)
 
 
-async def _work(reading: str, folder: Path, bursts: int, switch: Switch) -> None:
-    async with stage_house(folder, replicas=1, slots=BURST) as house:
+CALL = "call"
+"""The reading of a call through all layers that there are."""
+
+
+async def _work(arguments: argparse.Namespace, switch: Switch) -> None:
+    reading, bursts = arguments.reading, arguments.bursts
+    async with stage_house(
+        arguments.folder,
+        replicas=arguments.replicas,
+        slots=BURST,
+        policy=json.loads(arguments.policy),
+        fleet=json.loads(arguments.fleet),
+    ) as house:
+        if reading == CALL:
+            settle()
+            await _drive(house, whole(house), bursts, switch)
+            return
         ends = Ends(house, BURST)
         settle()
         if reading in ends.ends:
@@ -61,8 +79,12 @@ async def _end(ends: Ends, name: str, bursts: int, switch: Switch) -> None:
 
 
 async def _depth(house: StageHouse, name: str, bursts: int, switch: Switch) -> None:
-    caller = Caller(house, rps=RPS_WITHOUT_WAITS, burst=BURST)
     (depth,) = [each for each in depths(house) if each.name == name]
+    await _drive(house, depth, bursts, switch)
+
+
+async def _drive(house: StageHouse, depth: Depth, bursts: int, switch: Switch) -> None:
+    caller = Caller(house, rps=RPS_WITHOUT_WAITS, burst=BURST)
     await caller.drive(depth, WARM_BURSTS * BURST)
     await house.records_written()
     gc.collect()
@@ -79,12 +101,15 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--bursts", type=positive_int, required=True)
     parser.add_argument("--loop", choices=loop.LOOPS, required=True)
+    parser.add_argument("--replicas", type=positive_int, default=1)
+    parser.add_argument("--policy", default="{}")
+    parser.add_argument("--fleet", default="{}")
     parser.add_argument("--port", type=positive_int, required=True)
     arguments = parser.parse_args()
     grpc_connection.TURN_S = TURN_S
     switch = Switch(arguments.port)
     try:
-        loop.run(_work(arguments.reading, arguments.folder, arguments.bursts, switch), arguments.loop)
+        loop.run(_work(arguments, switch), arguments.loop)
     except LoadError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -19,7 +19,7 @@ from functools import partial
 
 from load.arrivals import Arrival
 from load.clock import Clock
-from load.connection import GRACE_S, Part, Sender
+from load.connection import GRACE_S, WRONG_ANSWER, Part, Sender
 from load.histogram import Histogram
 from load.inputs import Calls
 from load.tallies import NS, Seconds, TrafficTally, WindowTally, quantile_ms
@@ -40,6 +40,8 @@ class Traffic:
     calls: Calls
     streams: bool = False
     """True if a call may have several responses; then their times are counted too."""
+    fan_out: int = 1
+    """Calls of one arrival, sent at once: a task, which is over with the last of them. All counts are of tasks then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class OpenLoopResult:
     """The clock's time at offset 0."""
     intended: list[array[int]] = field(default_factory=list)
     """Of each kind of traffic, the clock's time at which each of its calls was meant to be sent, in the order of their
-    numbers; those of the warm-up are among them.
+    numbers, those of one task each by itself; those of the warm-up are among them.
     """
 
 
@@ -224,12 +226,32 @@ class _Run:
             result.sends += 1
             result.late_sends += late_ns > LATE_NS
             result.send_late.record(late_ns)
-        self._in_flight += 1
+        self._in_flight += traffic.fan_out
         self._result.in_flight_most = max(self._result.in_flight_most, self._in_flight)
-        call = traffic.calls.next(arrival.row, max(1, left_ns // 1_000_000))
+        ended = partial(self._ended, arrival.traffic, intended_ns, counted)
+        left_ms = max(1, left_ns // 1_000_000)
+        if traffic.fan_out > 1:
+            self._send_task(traffic, arrival, left_ms, _Task(traffic.fan_out, ended, self._leaf(tallies, intended_ns)))
+            return
+        call = traffic.calls.next(arrival.row, left_ms)
         self._result.intended[arrival.traffic].append(intended_ns)
         part = self._parts(tallies[0], intended_ns) if traffic.streams and counted else None
-        traffic.sender.send(call, partial(self._ended, arrival.traffic, intended_ns, counted), part)
+        traffic.sender.send(call, ended, part)
+
+    def _send_task(self, traffic: Traffic, arrival: Arrival, left_ms: int, task: _Task) -> None:
+        intended = self._result.intended[arrival.traffic]
+        intended_ns = self._start_ns + int(arrival.offset_s * NS)
+        for _ in range(traffic.fan_out):
+            intended.append(intended_ns)
+            traffic.sender.send(traffic.calls.next(arrival.row, left_ms), task.ended)
+
+    def _leaf(self, tallies: list[TrafficTally], intended_ns: int) -> Callable[[], None]:
+        def leaf() -> None:
+            now_ns = self._clock.now_ns()
+            for tally in tallies:
+                tally.leaf.record(now_ns - intended_ns)
+
+        return leaf
 
     def _parts(self, tally: TrafficTally, intended_ns: int) -> Part:
         last_ns = 0
@@ -247,7 +269,7 @@ class _Run:
 
     def _ended(self, index: int, intended_ns: int, counted: bool, error: str) -> None:
         now_ns = self._clock.now_ns()
-        self._in_flight -= 1
+        self._in_flight -= self._traffic[index].fan_out
         if counted:
             latency_ns = now_ns - intended_ns
             deadline_ns = self._traffic[index].calls.deadline_ms * 1_000_000
@@ -304,6 +326,28 @@ class _Run:
                     p99_ms=quantile_ms(recent, 0.99),
                 )
             )
+
+
+class _Task:
+    """Calls that one arrival sent at once. It ends with the last of them, and wrongly if one of them did."""
+
+    __slots__ = ("_done", "_error", "_leaf", "_out")
+
+    def __init__(self, calls: int, done: Callable[[str], None], leaf: Callable[[], None]) -> None:
+        self._out = calls
+        self._done = done
+        self._leaf = leaf
+        self._error = ""
+
+    def ended(self, error: str) -> None:
+        """One of its calls has ended."""
+        self._out -= 1
+        if not error:
+            self._leaf()
+        elif not self._error or error == WRONG_ANSWER:
+            self._error = error
+        if not self._out:
+            self._done(self._error)
 
 
 class _Bound:

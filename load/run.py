@@ -170,8 +170,8 @@ def stand_for(scenario: LoadedScenario, *, keep: bool, blackholes: Sequence[int]
 
 
 def of_stand(up: Stand) -> Target:
-    """Where calls go if they go through the Sluice that was started."""
-    return _of_fleet("sluice", up.fleet, up.http, up.grpc, up.pid)
+    """Where calls go if they go through what was started in front of the fleet."""
+    return _of_fleet(up.name, up.fleet, up.http, up.grpc, up.pid)
 
 
 def _of_fleet(name: str, fleet: LocalFleet, http: str, grpc: str, pid: int | None = None) -> Target:

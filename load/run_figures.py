@@ -38,6 +38,7 @@ TRAFFIC_FIGURES: dict[str, str] = {
     "max_ms": "The largest of the same, exactly.",
     "failed_p50_ms": "Median time until a call failed, from the intended send time.",
     "failed_p99_ms": "99th percentile of the same.",
+    "unclear": "Calls that ended neither in a right answer nor in a refusal: other errors, wrong, not sent.",
     "refused": "Of `errors`, the calls that were refused: 429, 503, and what they are over gRPC.",
     "refused_p50_ms": "Median time until a call was refused, from the intended send time.",
     "refused_p99_ms": "99th percentile of the same.",
@@ -45,6 +46,8 @@ TRAFFIC_FIGURES: dict[str, str] = {
     "first_p99_ms": "Streams: 99th percentile of the same.",
     "between_p50_ms": "Streams: median time between two responses of a call.",
     "between_p99_ms": "Streams: 99th percentile of the same.",
+    "leaf_p50_ms": "With `fan_out`: median latency of right answers to single calls; all other figures are of tasks.",
+    "leaf_p99_ms": "With `fan_out`: 99th percentile of the same.",
 }
 """Figures of one kind of traffic, and of all traffic together, to their meaning."""
 
@@ -59,7 +62,8 @@ RUN_FIGURES: dict[str, str] = {
     "timer_late_p99_ms": "By how much other timers of the generator came late, 99th percentile.",
     "timer_late_max_ms": "The largest of the same.",
     "generator_cpu_us_per_call": "The generator's own CPU per offered call, microseconds.",
-    "gateway_cpu_us_per_call": "The CPU of a gateway that was started here per offered call, microseconds.",
+    "gateway_cpu_us_per_call": "The CPU of a gateway that was started here per offered call, microseconds; in a window "
+    "that of its whole seconds.",
     "gateway_rss_mb": "The gateway's resident memory at the end, MB.",
     "others_cores": "CPUs that the machine spent on what is neither generator, gateway nor Triton.",
 }
@@ -74,6 +78,22 @@ class Machine:
     gateway_cpu_s: float | None = None
     gateway_rss_bytes: int | None = None
     others_cores: float | None = None
+    gateway_looks: Sequence[tuple[float, float]] = ()
+    """Each second of the run, and the gateway's CPU seconds up to then."""
+
+    def gateway_cpu_us_per_call(self, from_s: float, to_s: float, offered: int) -> float | None:
+        """Its CPU from the last look before a window to the first one after it, per call that was meant to be sent in
+        the window; None without such looks, or without calls.
+        """
+        before = [cpu_s for at_s, cpu_s in self.gateway_looks if at_s <= from_s + LOOK_SLACK_S]
+        after = [cpu_s for at_s, cpu_s in self.gateway_looks if at_s >= to_s - LOOK_SLACK_S]
+        if not before or not after or not offered:
+            return None
+        return round((after[0] - before[-1]) * 1e6 / offered, 1)
+
+
+LOOK_SLACK_S = 0.1
+"""A look at a whole second comes a little before or after it."""
 
 
 def run_figures(result: OpenLoopResult, machine: Machine) -> dict[str, Any]:
@@ -98,6 +118,9 @@ def run_figures(result: OpenLoopResult, machine: Machine) -> dict[str, Any]:
         "windows": {
             window_name(each.from_s, each.to_s): {
                 **traffic_figures(total(each.traffic), each.to_s - each.from_s),
+                "gateway_cpu_us_per_call": machine.gateway_cpu_us_per_call(
+                    each.from_s, each.to_s, sum(tally.offered for tally in each.traffic)
+                ),
                 "traffic": {tally.name: traffic_figures(tally, each.to_s - each.from_s) for tally in each.traffic},
             }
             for each in result.windows
@@ -130,6 +153,7 @@ def traffic_figures(tally: TrafficTally, duration_s: float) -> dict[str, Any]:
         "max_ms": _largest_ms(tally.latency),
         "failed_p50_ms": quantile_ms(tally.failure, 0.5),
         "failed_p99_ms": quantile_ms(tally.failure, 0.99),
+        "unclear": tally.failed - tally.refusal.count,
         "refused": tally.refusal.count,
         "refused_p50_ms": quantile_ms(tally.refusal, 0.5),
         "refused_p99_ms": quantile_ms(tally.refusal, 0.99),
@@ -137,6 +161,8 @@ def traffic_figures(tally: TrafficTally, duration_s: float) -> dict[str, Any]:
         "first_p99_ms": quantile_ms(tally.first, 0.99),
         "between_p50_ms": quantile_ms(tally.between, 0.5),
         "between_p99_ms": quantile_ms(tally.between, 0.99),
+        "leaf_p50_ms": quantile_ms(tally.leaf, 0.5),
+        "leaf_p99_ms": quantile_ms(tally.leaf, 0.99),
     }
 
 
@@ -148,7 +174,7 @@ def total(tallies: Iterable[TrafficTally]) -> TrafficTally:
             setattr(whole, name, getattr(whole, name) + getattr(tally, name))
         for kind, count in tally.errors.items():
             whole.errors[kind] = whole.errors.get(kind, 0) + count
-        for name in ("latency", "failure", "refusal", "first", "between"):
+        for name in ("latency", "failure", "refusal", "first", "between", "leaf"):
             getattr(whole, name).merge(getattr(tally, name))
     return whole
 

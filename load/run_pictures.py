@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,28 +36,61 @@ def latency_over_time(result: Mapping[str, Any]) -> str:
         for place, (label, name) in zip((1, 5, 0), kinds, strict=True)
     ]
     y = Axis("latency from the intended send time, ms", *nice_range(values, scale), scale)
-    return chart(f"{result['scenario']}: latency over time", _about(result), _time(result), y, lines, _bands(result))
+    title = f"{result['scenario']}: latency over time"
+    return chart(title, _about(result), _time(result), y, lines, _bands(result))
 
 
 def distribution(result: Mapping[str, Any]) -> str:
-    """Latency by percentile, each step to the right a tenth of the calls of the one before; "" without answers."""
-    histograms = {name: Histogram.from_json(data) for name, data in result["distribution"].items()}
-    histograms = {name: each for name, each in histograms.items() if each.count}
-    if not histograms:
+    """Latency by percentile, each step to the right a tenth of the calls of the one before; dashed that of the
+    baseline, if there is one; "" without answers.
+    """
+    lines = [
+        (f"{name} ({data['count']:,})", Histogram.from_json(data), COLOURS[place % len(COLOURS)], False)
+        for place, (name, data) in enumerate(result["distribution"].items())
+    ]
+    before = (result.get("baseline") or {}).get("distribution", {})
+    lines += [
+        (f"{name}, baseline ({data['count']:,})", Histogram.from_json(data), COLOURS[place % len(COLOURS)], True)
+        for place, (name, data) in enumerate((name, before[name]) for name in result["distribution"] if name in before)
+    ]
+    return percentiles(f"{result['scenario']}: distribution of latency", _about(result), lines)
+
+
+def percentiles(title: str, about: Sequence[str], lines: Sequence[tuple[str, Histogram, str, bool]]) -> str:
+    """Latency by percentile. A line is its label, its latencies, its colour and whether it is dashed; one without
+    latencies is left out. "" if none is left.
+    """
+    known = [line for line in lines if line[1].count]
+    if not known:
         return ""
-    curves = {name: _curve(each) for name, each in histograms.items()}
-    values = [value for curve in curves.values() for _, value in curve if value is not None]
+    curves = [_curve(latency) for _, latency, _, _ in known]
+    values = [value for curve in curves for _, value in curve if value is not None]
     scale = fitting_scale(values)
-    rarest = max(100.0, *(each.count for each in histograms.values()))
+    rarest = max(100.0, *(latency.count for _, latency, _, _ in known))
     ticks = [(1.0, "0 %"), (2.0, "50 %"), (10.0, "90 %"), (100.0, "99 %"), (1e3, "99.9 %"), (1e4, "99.99 %")]
     ticks += [(1e5, "99.999 %"), (1e6, "99.9999 %")]
     x = Axis("percentile of right answers", 1.0, rarest, "log", ticks)
     y = Axis("latency from the intended send time, ms", *nice_range(values, scale), scale)
-    lines = [
-        Line(f"{name} ({histograms[name].count:,})", curve, COLOURS[place % len(COLOURS)])
-        for place, (name, curve) in enumerate(curves.items())
+    drawn = [
+        Line(label, _thinned(curve, x, y), colour, dashed)
+        for (label, _, colour, dashed), curve in zip(known, curves, strict=True)
     ]
-    return chart(f"{result['scenario']}: distribution of latency", _about(result), x, y, lines)
+    return chart(title, about, x, y, drawn)
+
+
+PIXELS = 600
+"""Points of a curve that are nearer to one another than this part of both axes are one: a picture stays small."""
+
+
+def _thinned(curve: Sequence[tuple[float, float | None]], x: Axis, y: Axis) -> list[tuple[float, float | None]]:
+    kept: list[tuple[float, float | None]] = []
+    last: tuple[int, int] | None = None
+    for place, (at, value) in enumerate(curve):
+        here = (int(x.share(at) * PIXELS), int(y.share(value or y.low) * PIXELS))
+        if here != last or place + 1 == len(curve):
+            kept.append((at, value))
+            last = here
+    return kept
 
 
 def offered_and_done(result: Mapping[str, Any]) -> str:
@@ -91,24 +124,31 @@ def _curve(histogram: Histogram) -> list[tuple[float, float | None]]:
 
 
 def _bands(result: Mapping[str, Any]) -> list[Band]:
-    """The faults of the run; what befell several replicas at once is one band."""
+    return bands(result["setting"], len(result["seconds"]))
+
+
+def bands(setting: Mapping[str, Any], seconds: int) -> list[Band]:
+    """The faults of a run that took so many seconds; what befell several replicas at once is one band."""
     found: dict[int, list[Mapping[str, Any]]] = {}
-    for span in result["setting"].get("faults", ()):
+    for span in setting.get("faults", ()):
         found.setdefault(span["index"], []).append(span)
-    end_s = float(len(result["seconds"]))
     return [
         Band(
             f"{spans[0]['kind']} of {', '.join(str(span['replica']) for span in spans)}",
             min(span["begin_s"] for span in spans),
-            max(end_s if span["end_s"] is None else span["end_s"] for span in spans),
+            max(float(seconds) if span["end_s"] is None else span["end_s"] for span in spans),
         )
         for spans in found.values()
     ]
 
 
 def _time(result: Mapping[str, Any]) -> Axis:
-    seconds = result["seconds"]
-    return Axis("time since the start of the measured part, s", 0.0, float(max(1, len(seconds))))
+    return time_axis(result["seconds"])
+
+
+def time_axis(rows: Sequence[Mapping[str, Any]]) -> Axis:
+    """The axis of a picture over these seconds."""
+    return Axis("time since the start of the measured part, s", 0.0, float(max(1, len(rows))))
 
 
 def _about(result: Mapping[str, Any]) -> list[str]:

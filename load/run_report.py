@@ -21,9 +21,6 @@ def result_json(
     setting: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The JSON of a run: what DESIGN.md section 5 says, the setting, each second, and the whole distributions."""
-    latencies = {tally.name: tally.latency for tally in found.traffic}
-    if len(latencies) > 1:
-        latencies["all"] = total(found.traffic).latency
     return {
         "scenario": scenario.name,
         "verdict": verdict,
@@ -31,8 +28,19 @@ def result_json(
         "figures": dict(figures),
         "setting": dict(setting),
         "seconds": [asdict(row) for row in found.seconds.rows],
-        "distribution": {name: latency.to_json() for name, latency in latencies.items()},
+        "distribution": distributions(found),
     }
+
+
+def distributions(found: OpenLoopResult) -> dict[str, Any]:
+    """The latencies of right answers of each kind of traffic, those of the single calls of tasks, and of all traffic if
+    there are several kinds.
+    """
+    latencies = {tally.name: tally.latency for tally in found.traffic}
+    latencies |= {f"single calls of {tally.name}": tally.leaf for tally in found.traffic if tally.leaf.count}
+    if len(found.traffic) > 1:
+        latencies["all"] = total(found.traffic).latency
+    return {name: latency.to_json() for name, latency in latencies.items()}
 
 
 _ROWS = (
@@ -50,12 +58,14 @@ _ROWS = (
     ("p99.9 ms", "p999_ms", "{:.2f}"),
     ("p99.99 ms", "p9999_ms", "{:.2f}"),
     ("max ms", "max_ms", "{:.2f}"),
+    ("single calls p50 ms", "leaf_p50_ms", "{:.2f}"),
+    ("single calls p99 ms", "leaf_p99_ms", "{:.2f}"),
     ("to first response p50 ms", "first_p50_ms", "{:.2f}"),
     ("to first response p99 ms", "first_p99_ms", "{:.2f}"),
     ("between responses p50 ms", "between_p50_ms", "{:.2f}"),
     ("between responses p99 ms", "between_p99_ms", "{:.2f}"),
 )
-_STREAMS = {"first_p50_ms", "first_p99_ms", "between_p50_ms", "between_p99_ms"}
+_WHERE_KNOWN = {"first_p50_ms", "first_p99_ms", "between_p50_ms", "between_p99_ms", "leaf_p50_ms", "leaf_p99_ms"}
 
 
 def text(result: Mapping[str, Any]) -> str:
@@ -67,7 +77,7 @@ def text(result: Mapping[str, Any]) -> str:
     table: list[tuple[str, ...]] = [("", *columns)]
     for label, name, form in _ROWS:
         values = [column[name] for column in columns.values()]
-        if name not in _STREAMS or any(value is not None for value in values):
+        if name not in _WHERE_KNOWN or any(value is not None for value in values):
             table.append((label, *("-" if value is None else form.format(value) for value in values)))
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     lines = [f"{result['scenario']}: {setting['duration_s']:g} s on {setting['target']}"]

@@ -322,7 +322,7 @@ def _idle_keys(protocol: str, model: str) -> Iterator[str]:
     if protocol == "http" or model == "streamer":
         yield "connections"
     if model == "streamer":
-        yield from ("check_share", "priority")
+        yield from ("check_share", "fan_out")
     else:
         yield from ("responses", "response_gap_ms")
     if model != "accel":

@@ -23,6 +23,8 @@ Add = Callable[..., None]
 """Takes path, message, remedy and what is allowed."""
 REPLICA = "replica-"
 STREAM_FIGURES = frozenset(name for name in TRAFFIC_FIGURES if name.startswith(("first_", "between_")))
+WINDOWED = frozenset({"gateway_cpu_us_per_call"})
+"""Figures of the run alone that windows have, too."""
 OF_TRAFFIC = (*TRAFFIC_FIGURES, *SHARE_FIGURES)
 OF_RUN = (*RUN_FIGURES, *CHAOS_FIGURES)
 
@@ -94,7 +96,7 @@ def check_check(document: Document[Scenario], index: int, names: list[str | None
             add(at, f"the baseline has no traffic `{owner}`", "leave it in there, or remove `times_baseline`")
         figures, whole = OF_TRAFFIC, STREAM_FIGURES
     else:
-        figures, whole = OF_RUN, STREAM_FIGURES | WHOLE_CHAOS | set(RUN_FIGURES) - set(TRAFFIC_FIGURES)
+        figures, whole = OF_RUN, STREAM_FIGURES | WHOLE_CHAOS | set(RUN_FIGURES) - set(TRAFFIC_FIGURES) - WINDOWED
     if name not in figures:
         near = difflib.get_close_matches(name, figures, n=1)
         add(at, f"there is no figure `{name}`", f"did you mean `{near[0]}`?" if near else "", figures)

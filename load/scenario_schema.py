@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from gateway.core.criticality import ClassName
 from gateway.policy.schema import ModelName
 from gateway.policy.strict import Strict
 from gateway.policy.words import name_pattern
@@ -106,13 +107,22 @@ class TrafficSpec(Strict, frozen=True, kw_only=True):
         int, Meta(ge=1, le=DEADLINE_MS_MAX, description="Sent with each call; counts from the intended send time.")
     ] = 1000
     priority: Annotated[
-        Annotated[str, Meta(min_length=1, max_length=64)] | None,
+        ClassName | None,
         Meta(
-            description="Sent as `x-sluice-priority`. **Not yet**: Sluice has no classes of calls so far and answers "
-            "every call with this header by 501, which ends the run at its start; Triton itself (`--target direct`) "
-            "overlooks it. Default: not sent."
+            description="The class of its calls, sent as `x-sluice-priority`. A gateway that is started for the run "
+            "lets everybody have every class; Triton itself (`--target direct`) overlooks it. Default: not sent."
         ),
     ] = None
+    fan_out: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1000,
+            description="Calls that are sent at once at each arrival: a task, which is done with the last of them, "
+            "and fails with one of them. Rates, latencies and counts are of tasks then, `leaf_p99_ms` is of its calls; "
+            "what gateway and replicas tell is of calls.",
+        ),
+    ] = 1
     work: Annotated[float, Meta(gt=0, le=100_000, description="`accel` only: work per call, in the model's units.")] = (
         1.0
     )

@@ -33,18 +33,19 @@ def model_policy(
     }
     if slots is not None:
         policy["admission"] = {"slots_per_replica": slots, "queue_max": 4 * slots}
-    return policy if override is None else _merged(policy, override)
+    return policy if override is None else merged(policy, override)
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with what `over` says instead, mappings key by key."""
+    whole = dict(base)
     for key, value in over.items():
-        below = merged.get(key)
+        below = whole.get(key)
         if isinstance(below, Mapping) and isinstance(value, Mapping):
-            merged[key] = _merged(below, value)
+            whole[key] = merged(below, value)
         else:
-            merged[key] = value
-    return merged
+            whole[key] = value
+    return whole
 
 
 def write_policies(
@@ -59,7 +60,8 @@ def write_policies(
     override: Mapping[str, Any] | None = None,
     bytes_max: int | None = None,
 ) -> None:
-    """Write `fleet.yaml` and the model's file (JSON is YAML). Records go to `directory`/records.
+    """Write `fleet.yaml` and the model's file (JSON is YAML). Records go to `directory`/records. Callers may have every
+    class.
 
     `gateway` has more keys for the fleet's `gateway`; slots and override are `model_policy`'s. `bytes_max`: the
     largest message on every leg, instead of the gateway's own default. For several models it is called for each.
@@ -75,8 +77,8 @@ def write_policies(
     pool: dict[str, Any] = {"replicas": {"static": static}}
     if bytes_max is not None:
         pool["message_bytes_max"] = bytes_max
-        gateway = _merged(gateway or {}, {"grpc": {"message_bytes_max": bytes_max}})
-        override = _merged({"limits": {"body_bytes_max": bytes_max}}, override or {})
+        gateway = merged(gateway or {}, {"grpc": {"message_bytes_max": bytes_max}})
+        override = merged({"limits": {"body_bytes_max": bytes_max}}, override or {})
     fleet: dict[str, Any] = {
         "pools": {POOL: pool},
         "gateway": {
@@ -85,6 +87,7 @@ def write_policies(
             "drain": {"announce_s": 0, "finish_s": 5},
             **(gateway or {}),
         },
+        "identity": {"highest_class": "critical_plus"},
         "records": {"dir": "records"},
     }
     policy = model_policy(model, deadline_ms=deadline_ms, slots=slots, override=override)

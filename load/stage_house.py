@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from gateway.assembly import Assembly, Parts
 from gateway.core.call import Metadata
@@ -138,12 +139,21 @@ class NoNames:
 class StageHouse:
     """The assembly, and a client of its first replica for what a call costs without it."""
 
-    def __init__(self, directory: Path, replicas: int, slots: int, models: int = 1) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        replicas: int,
+        slots: int,
+        models: int = 1,
+        *,
+        policy: Mapping[str, Any] | None = None,
+        fleet: Mapping[str, Any] | None = None,
+    ) -> None:
         self._replicas = replicas
         self.models = model_names(models)
         self.clock = SystemClock()
         self.connector = InstantConnector(self.models)
-        _write_policies(directory, self.models, replicas, slots)
+        write_house_policies(directory, self.models, replicas, slots, policy, fleet)
         self.policies = policies = load_policies(str(directory))
         records = policies.fleet.records
         self.store = FileStore(
@@ -209,9 +219,19 @@ class StageHouse:
 
 
 @asynccontextmanager
-async def stage_house(directory: Path, *, replicas: int, slots: int, models: int = 1) -> AsyncIterator[StageHouse]:
-    """A running one; every way out stops it. Policies and records go to `directory`."""
-    house = StageHouse(directory, replicas, slots, models)
+async def stage_house(
+    directory: Path,
+    *,
+    replicas: int,
+    slots: int,
+    models: int = 1,
+    policy: Mapping[str, Any] | None = None,
+    fleet: Mapping[str, Any] | None = None,
+) -> AsyncIterator[StageHouse]:
+    """A running one; every way out stops it. Policies and records go to `directory`. `policy` is what the models'
+    policies say differently, `fleet` has more keys for fleet.yaml.
+    """
+    house = StageHouse(directory, replicas, slots, models, policy=policy, fleet=fleet)
     try:
         await house.open()
         yield house
@@ -219,11 +239,19 @@ async def stage_house(directory: Path, *, replicas: int, slots: int, models: int
         await house.close()
 
 
-def _write_policies(directory: Path, models: Sequence[str], replicas: int, slots: int) -> None:
+def write_house_policies(
+    directory: Path,
+    models: Sequence[str],
+    replicas: int,
+    slots: int,
+    override: Mapping[str, Any] | None,
+    more: Mapping[str, Any] | None,
+) -> None:
+    """`override` is what the models' policies say differently, `more` has more keys for fleet.yaml."""
     static = [{"grpc": f"127.0.0.1:{1 + number}", "http": f"127.0.0.1:{1001 + number}"} for number in range(replicas)]
-    fleet = {"pools": {POOL: {"replicas": {"static": static}}}, "records": {"dir": "records"}}
+    fleet = {"pools": {POOL: {"replicas": {"static": static}}}, "records": {"dir": "records"}, **(more or {})}
     (directory / "models").mkdir(parents=True)
     (directory / "fleet.yaml").write_text(json.dumps(fleet), encoding="utf-8")
     for model in models:
-        policy = model_policy(model, deadline_ms=DEADLINE_MS, slots=slots)
+        policy = model_policy(model, deadline_ms=DEADLINE_MS, slots=slots, override=override)
         (directory / "models" / f"{model}.yaml").write_text(json.dumps(policy), encoding="utf-8")

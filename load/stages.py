@@ -193,6 +193,11 @@ def depths(house: StageHouse) -> tuple[Depth, ...]:
     )
 
 
+def whole(house: StageHouse) -> Depth:
+    """From outside of all layers, whatever there are."""
+    return Depth("call", house.assembly.service.send, lambda call: None)
+
+
 def _below(service: Service) -> Service:
     inner: Service = getattr(service, "_inner")  # noqa: B009 - the face has no such member, every layer has
     return inner

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from deploy.local import LocalFleet, free_ports
+from deploy.local import LocalFleet, Ports, ServerSpec, free_ports
 from deploy.local.layout import RUN_DIR, Progress, print_progress
 from load import accounting, sluice
 from load.blackhole import Blackhole, forwarding
@@ -39,6 +39,8 @@ class Stand:
     """Of the replicas, as the gateway knows them."""
     blackholes: Mapping[int, Blackhole] = field(default_factory=dict)
     """The forwarders before replicas, by index."""
+    name: str = "sluice"
+    """What stands in front of the fleet."""
 
     @property
     def pid(self) -> int:
@@ -65,6 +67,67 @@ def stand(
     to the Tritons; `bytes_max` is the largest message that the gateway takes; before the replicas `blackholes` stand
     forwarders, and the gateway knows those alone.
     """
+    with ExitStack() as stack:
+        base = stack.enter_context(
+            footing(replicas, models, environment=environment, blackholes=blackholes, keep=keep, progress=progress)
+        )
+        work = base.directory
+        listen = {
+            "http": f"127.0.0.1:{base.ports.http}",
+            "grpc": f"127.0.0.1:{base.ports.grpc}",
+            "metrics": f"127.0.0.1:{base.ports.metrics}",
+            "admin": f"127.0.0.1:{base.more_ports.http}",
+        }
+        for model in models:
+            sluice.write_policies(
+                work / "policies",
+                model,
+                base.specs,
+                listen,
+                slots=slots,
+                deadline_ms=deadline_ms,
+                gateway=gateway,
+                override=(overrides or {}).get(model),
+                bytes_max=bytes_max,
+            )
+        child = stack.enter_context(sluice.start(work / "policies", work / "sluice.log"))
+        child.wait_ready(f"http://{listen['metrics']}/readyz")
+        yield Stand(
+            listen["http"],
+            listen["grpc"],
+            listen["metrics"],
+            child,
+            base.fleet,
+            work,
+            [spec.grpc_address for spec in base.specs],
+            base.blackholes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Footing:
+    """The part of a stand below what is in front: a fleet that runs, and free ports for a proxy."""
+
+    directory: Path
+    fleet: LocalFleet
+    specs: list[ServerSpec]
+    """Of the replicas, with the addresses that a proxy has to use."""
+    blackholes: Mapping[int, Blackhole]
+    ports: Ports
+    more_ports: Ports
+
+
+@contextmanager
+def footing(
+    replicas: int,
+    models: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None,
+    blackholes: Sequence[int],
+    keep: bool,
+    progress: Progress = print_progress,
+) -> Iterator[Footing]:
+    """Start the fleet, and the forwarders before the replicas `blackholes`; every way out stops them."""
     RUN_DIR.mkdir(exist_ok=True)
     with ExitStack() as stack:
         work = Path(tempfile.mkdtemp(prefix="load-", dir=RUN_DIR))
@@ -77,12 +140,6 @@ def stand(
         fleet = stack.enter_context(
             LocalFleet(replicas, models, ports=triton_ports, log_dir=work, environment=environment, progress=progress)
         )
-        listen = {
-            "http": f"127.0.0.1:{ports.http}",
-            "grpc": f"127.0.0.1:{ports.grpc}",
-            "metrics": f"127.0.0.1:{ports.metrics}",
-            "admin": f"127.0.0.1:{more.http}",
-        }
         specs = [server.spec for server in fleet]
         forwarders: dict[int, Blackhole] = {}
         for index, front, control in zip(blackholes, fronts, controls, strict=True):
@@ -91,22 +148,7 @@ def stand(
             made = forwarding(spec.name, control.http, front, spec.ports, log)
             forwarders[index] = stack.enter_context(made)
             specs[index] = replace(spec, ports=front)
-        for model in models:
-            sluice.write_policies(
-                work / "policies",
-                model,
-                specs,
-                listen,
-                slots=slots,
-                deadline_ms=deadline_ms,
-                gateway=gateway,
-                override=(overrides or {}).get(model),
-                bytes_max=bytes_max,
-            )
-        child = stack.enter_context(sluice.start(work / "policies", work / "sluice.log"))
-        child.wait_ready(f"http://{listen['metrics']}/readyz")
-        grpc = [spec.grpc_address for spec in specs]
-        yield Stand(listen["http"], listen["grpc"], listen["metrics"], child, fleet, work, grpc, forwarders)
+        yield Footing(work, fleet, specs, forwarders, ports, more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import grpc
 import httptools
 from grpc import aio
 
-from load.connection import CONNECTION, WRONG_ANSWER, Done, Part
+from load.connection import CONNECTION, NO_HEADERS, WRONG_ANSWER, Done, Part
 from load.inputs import IdentityInputs, LoadCall
 from load.protobuf import bytes_field, read_fields, varint_field
 from load.tasks import CallTasks
@@ -99,10 +99,13 @@ class Sum:
 
 class GrpcStreams:
     """A `Sender` over one gRPC connection, each call a stream. With `leaves` the client cancels it after the first
-    response.
+    response. `headers` go with every call.
     """
 
-    def __init__(self, address: str, session: Session, *, leaves: bool = False) -> None:
+    def __init__(
+        self, address: str, session: Session, *, leaves: bool = False, headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
+        self._more = tuple(headers.items())
         self._session = session
         self._leaves = leaves
         self._channel = aio.insecure_channel(
@@ -115,7 +118,7 @@ class GrpcStreams:
         self._tasks.begin(self._run(call, done, part))
 
     async def _run(self, call: LoadCall, done: Done, part: Part | None) -> None:
-        metadata = (("x-request-id", call.request_id), ("traceparent", call.traceparent))
+        metadata = (("x-request-id", call.request_id), ("traceparent", call.traceparent), *self._more)
         responses: list[bytes] = []
         try:
             stream = self._method(timeout=call.deadline_ms / 1000, metadata=metadata)
@@ -153,9 +156,14 @@ class GrpcStreams:
 
 
 class EventStreams:
-    """A `Sender` of generate_stream calls of `streamer`, each over a connection of its own."""
+    """A `Sender` of generate_stream calls of `streamer`, each over a connection of its own. `headers` go with every
+    call.
+    """
 
-    def __init__(self, address: str, *, delay_ms: float = 0.0, tokens: int = TOKENS) -> None:
+    def __init__(
+        self, address: str, *, delay_ms: float = 0.0, tokens: int = TOKENS, headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
+        self._more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._tokens = tokens
         self._options = {"max_tokens": tokens, **({"delay_ms": delay_ms} if delay_ms else {})}
         host, _, port = address.rpartition(":")
@@ -170,7 +178,7 @@ class EventStreams:
         head = (
             f"POST /v2/models/streamer/generate_stream HTTP/1.1\r\nhost: {self._address}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
-            f"x-request-timeout-ms: {call.deadline_ms}\r\nx-request-id: {call.request_id}\r\n\r\n"
+            f"x-request-timeout-ms: {call.deadline_ms}\r\nx-request-id: {call.request_id}\r\n{self._more}\r\n"
         )
         answer = _Answer(part)
         ending = CONNECTION

@@ -39,6 +39,8 @@ class TrafficTally:
     """Streams: from the intended send time to the first response."""
     between: Histogram = field(default_factory=Histogram)
     """Streams: from one response to the next."""
+    leaf: Histogram = field(default_factory=Histogram)
+    """Tasks of several calls: each right answer of one of them, from the intended send time."""
 
     @property
     def failed(self) -> int:

@@ -16,14 +16,14 @@ import uvloop
 
 from load import accounting
 from load.compare import Comparison, others_cores, sample
-from load.figures import OTHERS_CORES_MAX, UNJUDGED, Reading
+from load.figures import OTHERS_CORES_MAX, Reading
 from load.options import positive, positive_int, require_json_folder, tell
 from load.perf_analyzer import SLOTS_MIN, WINDOWS, options
 from load.perf_tool import PerfAnalyzer, PerfAnalyzerHung, ensure_perf_analyzer, run_perf_analyzer
 from load.ratios import check_words, columns, count_check, ratio_check, ratio_figures, ratio_words
 from load.rig import Rig, Side, rig
 from load.scored_inputs import ROWS, ScoredInputs, scored_inputs
-from load.verdict import EXIT_CODES, ROUNDS_MIN, Limit, Verdict, worst
+from load.verdict import EXIT_CODES, ROUNDS_MIN, UNJUDGED, Limit, Verdict, worst
 
 DEADLINE_MS = 5000
 WARM_UP_S = 0.5

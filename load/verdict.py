@@ -26,6 +26,9 @@ CLEAR_SHARE = 0.75
 SPREAD_MAX = 0.25
 """Rounds disagree too much if the interval of their median is wider than this share of the median."""
 CONFIDENCE = 0.95
+UNJUDGED = "none"
+"""The verdict of a comparison without limits in which no call went wrong: no ratio was judged."""
+
 _RESAMPLES = 2000
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.core.credentials import NO_CREDENTIALS, Credentials
+from gateway.core.criticality import DEFAULT
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 
@@ -30,6 +31,8 @@ class Identity:
     tenant: str
     models: frozenset[str] | None = None
     may_explain: bool = False
+    highest_class: int = DEFAULT
+    """No call of it is of a class above this one."""
 
     def may_call(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -82,7 +85,20 @@ class Note(NamedTuple):
     """What it was decided by: numbers and words by name, units in the names; no address and no other tenant's data."""
 
 
-NOTED_BY = ("quota", "work", "admission", "lane", "memory", "limit", "affinity", "breaker", "hedge", "retry", "stage")
+NOTED_BY = (
+    "class",
+    "quota",
+    "work",
+    "admission",
+    "lane",
+    "memory",
+    "limit",
+    "affinity",
+    "breaker",
+    "hedge",
+    "retry",
+    "stage",
+)
 """In the order in which a call meets them."""
 
 NOTES_MAX = 32
@@ -194,6 +210,7 @@ class Call:
         "on_sent",
         "permit",
         "pinned",
+        "priority",
         "protocol",
         "receive",
         "request_id",
@@ -224,6 +241,7 @@ class Call:
         explain: bool = False,
         protocol: str = "other",
         session: Session | None = None,
+        priority: int | None = None,
     ) -> None:
         self.request_id = request_id
         self.model = model
@@ -276,8 +294,10 @@ class Call:
         """Called by the transport each time it has handed the request to a replica's connection: what is handed over
         later arrives later.
         """
-        self.criticality = 1
-        """Its class, 0 the highest of four."""
+        self.priority = priority
+        """The class that the caller asked for, None if it named none."""
+        self.criticality = DEFAULT
+        """Its class, 0 the highest of four (`core/criticality.py`); decided by the gate."""
         self.work = 1.0
         """Units of work, by the policy's measure: what it costs beside a usual call of its model."""
         self.permit: Permit | None = None

@@ -9,6 +9,7 @@ REQUEST_ID = "x-request-id"
 TIMEOUT_MS = "x-request-timeout-ms"
 API_KEY = "x-api-key"
 EXPLAIN = "x-sluice-explain"
+PRIORITY = "x-sluice-priority"
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 

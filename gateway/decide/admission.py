@@ -88,7 +88,7 @@ class Granted:
 @dataclass(frozen=True, slots=True)
 class Queued:
     ahead: int
-    """Calls that waited when it came."""
+    """Calls that waited when it came, but for one that had to make room for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class Admission:
             self._refuse(offered.pushed_out, "pushed_out")
         if offered.why != "waits":
             return Refused(offered.why, offered.wait_s)
-        return Queued(ahead)
+        return Queued(ahead - (offered.pushed_out is not None))
 
     def drain_s(self, now_s: float) -> float:
         """How long those who wait take, by estimate."""

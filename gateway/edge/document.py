@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 
 from gateway.core import header_names
+from gateway.core.criticality import WORDS
 from gateway.core.errors import GatewayError, Reason
 from gateway.edge import headers
 from gateway.edge.deviations import DEVIATIONS
@@ -152,6 +153,13 @@ _IN = (
         "W3C trace context: passed on byte for byte if valid, dropped without an error if not.",
     ),
     (
+        header_names.PRIORITY,
+        f"The class of the call: {WORDS}, best first; anything else 400. Without it the model's policy says. It "
+        "lowers, or raises up to the highest class of the caller's tenant; a wish beyond that is cut to it and not "
+        "refused, so that a client needs no knowledge of its rights. Classes decide who waits and who is turned away "
+        "when not all can be served, never what is answered. On a stream it is of all its calls.",
+    ),
+    (
         header_names.EXPLAIN,
         "`1`: the answer carries the call's path as JSON in the header of the same name; replicas under stand-in names "
         "unless the caller has `may_explain`.",
@@ -171,7 +179,9 @@ _OUT = (
     (header_names.EXPLAIN, "On request."),
     (
         "retry-after",
-        "On 429 and 503: whole seconds, jittered. gRPC: `grpc-retry-pushback-ms`, when shed or over quota.",
+        "On 429 and 503: whole seconds, at least 1: how long what waits for the model will take, by estimate, and up "
+        "to half as much again by chance, so that those who are turned away together do not come back together. gRPC: "
+        "`grpc-retry-pushback-ms`, when shed or over quota.",
     ),
     (
         "content-encoding",

@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from gateway.core.call import Attempt, Call, Note
+from gateway.core.criticality import CLASS_NAMES
 from gateway.core.errors import GatewayError
 from gateway.core.faults import public_text
 
@@ -40,6 +41,7 @@ class Explainer:
             "request_id": call.request_id,
             "model": call.model[:TEXT_CHARS_MAX],
             "version_asked": call.version[:TEXT_CHARS_MAX],
+            "class": CLASS_NAMES[call.criticality],
             "version_routed": trail.version_routed,
             "version_served": trail.version_served,
             "routed_by": trail.routed_by,

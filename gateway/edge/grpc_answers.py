@@ -43,15 +43,19 @@ def answered(call: Call, story: str) -> tuple[Pairs, Pairs]:
 
 def failed(call: Call, error: GatewayError, story: str, chance: random.Random) -> Pairs:
     """Trailing metadata of a call that ended in `error`. `chance` jitters the pushback of a shed one."""
-    pairs = response_headers(call, error, story)
-    if error.reason in _OVERLOADS:
-        pairs.append(("grpc-retry-pushback-ms", str(int(retry_delay_s(error, chance) * 1000))))
-    return pairs
+    return response_headers(call, error, story) + _pushback(error, chance)
 
 
-def refused(request_id: str, error: GatewayError) -> Pairs:
-    """Trailing metadata where a request that is no call ends in `error`."""
-    return [(REQUEST_ID, request_id), ("x-sluice-reason", error.reason.label)]
+def refused(request_id: str, error: GatewayError, chance: random.Random) -> Pairs:
+    """Trailing metadata where a request that is no call, or a stream, ends in `error`."""
+    return [(REQUEST_ID, request_id), ("x-sluice-reason", error.reason.label), *_pushback(error, chance)]
+
+
+def _pushback(error: GatewayError, chance: random.Random) -> Pairs:
+    """When a client's library may try again by itself (gRPC proposal A6)."""
+    if error.reason not in _OVERLOADS:
+        return []
+    return [("grpc-retry-pushback-ms", str(int(retry_delay_s(error, chance) * 1000)))]
 
 
 def stream_opened(pairs: Pairs) -> Pairs:

@@ -1,4 +1,4 @@
-"""Heads that differ only in the values of some fields: a request's id, its time limit, its trace.
+"""Heads that differ only in the values of some fields: a request's id, its time limit, its trace, its class.
 
 The codec recognises them (`gateway.wire.hpack.Layout`). What the first of them said is kept, and of the others only
 these values are read. `HeadReader` reads in full what does not fit, so nothing is decided here that it would decide
@@ -7,10 +7,10 @@ otherwise.
 
 from __future__ import annotations
 
-from gateway.core.header_names import REQUEST_ID, TRACEPARENT
+from gateway.core.header_names import PRIORITY, REQUEST_ID, TRACEPARENT
 from gateway.edge.grpc_kit import least
 from gateway.edge.grpc_rpc_head import GRPC_TIMEOUT, READ_HERE, REQUEST_ID_NAME, RpcHead
-from gateway.edge.headers import PLAIN_PARENT, ClientHeaders, HeaderReader
+from gateway.edge.headers import CLASS_OF_BYTES, PLAIN_PARENT, ClientHeaders, HeaderReader
 from gateway.wire.grpc.errors import GrpcFault
 from gateway.wire.grpc.timeout import parse_timeout
 from gateway.wire.hpack import Layout
@@ -26,15 +26,15 @@ makes 4,000 characters.
 NO_PLAN = "no plan"
 """Stands where a layout has none."""
 
-_PARENT = TRACEPARENT.encode()
-_KNOWN = frozenset({REQUEST_ID_NAME, GRPC_TIMEOUT, _PARENT})
+_PARENT, _PRIORITY = TRACEPARENT.encode(), PRIORITY.encode()
+_KNOWN = frozenset({REQUEST_ID_NAME, GRPC_TIMEOUT, _PARENT, _PRIORITY})
 
 
 class HeadPlan:
     """Reads the heads of one layout by the first of them. Places are -1 for what does not vary or is not there."""
 
-    __slots__ = ("_first", "_id_at", "_id_goes", "_parent_at", "_parent_goes", "_rpc_timeout_s", "_timeout",
-                 "_timeout_at", "_timeout_s", "_varies")  # fmt: skip
+    __slots__ = ("_first", "_id_at", "_id_goes", "_parent_at", "_parent_goes", "_priority_at", "_rpc_timeout_s",
+                 "_timeout", "_timeout_at", "_timeout_s", "_varies")  # fmt: skip
 
     def __init__(self, first: RpcHead, names: tuple[bytes, ...]) -> None:
         """`names` are those of the values that vary."""
@@ -43,6 +43,7 @@ class HeadPlan:
         self._id_at = _place(REQUEST_ID_NAME, names)
         self._timeout_at = _place(GRPC_TIMEOUT, names)
         self._parent_at = _place(_PARENT, names)
+        self._priority_at = _place(_PRIORITY, names)
         self._id_goes = _place(REQUEST_ID, forwarded) if self._id_at >= 0 else -1
         self._parent_goes = _place(TRACEPARENT, forwarded) if self._parent_at >= 0 else -1
         self._timeout = b""
@@ -56,11 +57,15 @@ class HeadPlan:
         """
         first = self._first
         headers = first.headers
-        request_id, metadata = headers.request_id, headers.metadata
+        request_id, metadata, priority = headers.request_id, headers.metadata, headers.priority
         if self._id_at >= 0:
             value = values[self._id_at]
             request_id = value.decode("latin-1")
             if not value.isascii() or not request_id.isprintable():
+                return None
+        if self._priority_at >= 0:
+            priority = CLASS_OF_BYTES.get(values[self._priority_at])
+            if priority is None:
                 return None
         if self._timeout_at >= 0 and values[self._timeout_at] != self._timeout:
             try:
@@ -82,7 +87,7 @@ class HeadPlan:
         return RpcHead(
             first.kind,
             first.method,
-            ClientHeaders(request_id, headers.timeout_s, headers.credentials, headers.explain, metadata),
+            ClientHeaders(request_id, headers.timeout_s, headers.credentials, headers.explain, metadata, priority),
             first.named,
             self._timeout_s,
             self._rpc_timeout_s,
@@ -99,7 +104,7 @@ def plan_of(first: RpcHead, layout: Layout, fields: Fields, reader: HeaderReader
     told = [name for name, _ in fields]
     for name in names:
         if name in _KNOWN:
-            if told.count(name) > 1 or reader.claims(name):  # of these three the policy lets none name the tenant
+            if told.count(name) > 1 or reader.claims(name):  # of these the policy lets none name the tenant
                 return NO_PLAN
         elif name in READ_HERE or name in OF_THE_KIND or reader.takes(name):
             return NO_PLAN

@@ -369,7 +369,9 @@ class Rpc(Stream):
         """The answer to what is no call: `error` alone. Not `counted`: it is counted here."""
         if not counted:
             self.connection.kit.observer.request_without_call("grpc", self._route(), error.code.name)
-        self.end_with(error_alone(error.code, error.message, refused(self.request_id, error)))
+        self.end_with(
+            error_alone(error.code, error.message, refused(self.request_id, error, self.connection.kit.chance))
+        )
 
     def refuse_fault(self, fault: GrpcFault) -> None:
         """The client broke gRPC's rules."""

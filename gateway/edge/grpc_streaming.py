@@ -251,7 +251,7 @@ class ServerStream:
     def _end_with(self, error: GatewayError | None) -> None:
         rpc = self._rpc
         if error is not None:
-            trailing = refused(rpc.request_id, error)
+            trailing = refused(rpc.request_id, error, self._connection.kit.chance)
             make = bad_end if self._headers_sent else error_alone
             rpc.end_with(make(error.code, error.message, trailing))
         elif self._headers_sent:
@@ -301,6 +301,7 @@ def with_id(headers: ClientHeaders, request_id: str) -> ClientHeaders:
         headers.credentials,
         headers.explain,
         headers.metadata,
+        headers.priority,
         headers.dropped,
         headers.fault,
     )

@@ -162,13 +162,13 @@ class GrpcioServer:
                     raise asyncio.CancelledError from left
                 return answer
         except GatewayError as error:
-            await self._abort(context, error, refused(headers.request_id, error))
+            await self._abort(context, error, refused(headers.request_id, error, self._kit.chance))
             raise AssertionError("abort raises") from error
 
     async def refused(self, name: str, text: str, context: Context) -> None:
         """A method that is not served. Never returns."""
         error = self._kit.desk.refuse(name, text)
-        await self._abort(context, error, refused(self._headers(context).request_id, error))
+        await self._abort(context, error, refused(self._headers(context).request_id, error, self._kit.chance))
 
     # --- inference --------------------
 
@@ -248,7 +248,7 @@ class GrpcioServer:
         try:
             kit.check_stream(headers, draining=self._draining is not None)
         except GatewayError as error:
-            await self._abort(context, error, refused(headers.request_id, error))
+            await self._abort(context, error, refused(headers.request_id, error, self._kit.chance))
         deadline_s = math.inf if remaining_s is None else kit.clock.now_s() + remaining_s
         wanted = (TRUE_STATUS, "true") in (context.invocation_metadata() or ())
         stream = ClientStream(kit.streams, GrpcioStreamPort(context), headers, deadline_s, true_status=wanted)
@@ -256,7 +256,7 @@ class GrpcioServer:
         try:
             await stream.run()
         except GatewayError as error:
-            await self._abort(context, error, refused(headers.request_id, error))
+            await self._abort(context, error, refused(headers.request_id, error, self._kit.chance))
         finally:
             del self._streams[stream]
 

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 from gateway.core.call import Call, Metadata
 from gateway.core.credentials import NO_CREDENTIALS, NO_PEER, Credentials, Peer
+from gateway.core.criticality import CLASS_OF, WORDS
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.header_names import (
     API_KEY,
     EXPLAIN,
+    PRIORITY,
     REQUEST_ID,
     TIMEOUT_MS,
     TRACEPARENT,
@@ -36,7 +38,7 @@ FORWARD_BYTES_MAX = 7 * 1024
 8 KiB on, the more the larger, and all from 16; the gateway says so itself, in the caller's terms, and leaves room for
 what it adds."""
 
-NOT_YET = ("x-sluice-min-rung", "x-sluice-priority", "x-sluice-version")
+NOT_YET = ("x-sluice-min-rung", "x-sluice-version")
 """Wishes that layers of a later set will grant. Refused by name: an ignored wish for a version would be answered by
 another version."""
 
@@ -62,6 +64,8 @@ class ClientHeaders:
     credentials: Credentials = NO_CREDENTIALS
     explain: bool = False
     metadata: Metadata = ()
+    priority: int | None = None
+    """The class that the caller asks for; None if it names none."""
     dropped: int = 0
     """Headers that the policy forwards but gRPC metadata cannot carry."""
     fault: GatewayError | None = None
@@ -126,7 +130,7 @@ class HeaderReader:
         places = self._places
         seen = size = 0
         request_id, timeout_s, parent, state = "", None, b"", ""
-        credentials = None
+        credentials = priority = None
         kept: list[tuple[str, str]] = []
         for name, value in pairs:
             found = places.get(name)
@@ -155,6 +159,10 @@ class HeaderReader:
                 parent = value
             elif place == _IS_STATE:
                 state = value.decode("latin-1")
+            elif place == _IS_PRIORITY:
+                priority = CLASS_OF_BYTES.get(value)
+                if priority is None:
+                    return None
             elif place == _IS_KEY:
                 credentials = Credentials(value.decode("latin-1") or None, None, None, peer)
             elif place == _IS_TOKEN:
@@ -179,7 +187,7 @@ class HeaderReader:
             credentials = _shown(peer)
         if not request_id and for_a_call:
             request_id = self.new_request_id()
-        return ClientHeaders(request_id, timeout_s, credentials, False, tuple(kept))
+        return ClientHeaders(request_id, timeout_s, credentials, False, tuple(kept), priority)
 
     def _place(self, name: bytes) -> tuple[int, str, int]:
         """What `usual` does with a header of this name: the bits of its place, the name as text, and what the name
@@ -257,6 +265,7 @@ class HeaderReader:
             read.request_id = _request_id(own.get(REQUEST_ID, ())) or self.new_request_id()
             read.timeout_s = _timeout_s(own.get(TIMEOUT_MS, ()))
             read.explain = _explain(own.get(EXPLAIN, ()))
+            read.priority = _priority(own.get(PRIORITY, ()))
             for name in NOT_YET:
                 if name in own:
                     raise GatewayError(Reason.UNSUPPORTED, f"the header {name} is not available yet; leave it out")
@@ -305,9 +314,10 @@ class HeaderReader:
 
 
 _OURS, _ON = 1, 2
-_FORWARDED, _IS_REQUEST_ID, _IS_TIMEOUT, _IS_PARENT, _IS_STATE, _IS_KEY, _IS_TOKEN, _IS_CONNECTION, _IS_UNUSUAL = (
-    1 << bit for bit in range(9)
+_FORWARDED, _IS_REQUEST_ID, _IS_TIMEOUT, _IS_PARENT, _IS_STATE, _IS_KEY, _IS_TOKEN, _IS_CONNECTION = (
+    1 << bit for bit in range(8)
 )
+_IS_PRIORITY, _IS_UNUSUAL = 1 << 8, 1 << 9
 _CREDENTIALS = _IS_KEY | _IS_TOKEN
 _OWN_PLACES = {
     REQUEST_ID: _IS_REQUEST_ID,
@@ -317,13 +327,18 @@ _OWN_PLACES = {
     API_KEY: _IS_KEY,
     "authorization": _IS_TOKEN,
     "connection": _IS_CONNECTION,
+    PRIORITY: _IS_PRIORITY,
 }
+CLASS_OF_BYTES = {name.encode(): rank for name, rank in CLASS_OF.items()}
 PLAIN_PARENT_TEXT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 PLAIN_PARENT = re.compile(PLAIN_PARENT_TEXT.pattern.encode())
 _USES_MAX = 1024
 _USE_CHARS_MAX = 64
 _OWN = frozenset(
-    {REQUEST_ID, TIMEOUT_MS, API_KEY, "authorization", EXPLAIN, TRACEPARENT, TRACESTATE, "connection", *NOT_YET}
+    {
+        *(REQUEST_ID, TIMEOUT_MS, API_KEY, "authorization", EXPLAIN, PRIORITY, TRACEPARENT, TRACESTATE, "connection"),
+        *NOT_YET,
+    }
 )
 
 
@@ -380,6 +395,16 @@ def _explain(values: Iterable[str]) -> bool:
     if value == "1":
         return True
     raise GatewayError(Reason.BAD_REQUEST, f"{EXPLAIN} must be 1 or 0")
+
+
+def _priority(values: Iterable[str]) -> int | None:
+    value = _one(PRIORITY, values)
+    if value is None:
+        return None
+    rank = CLASS_OF.get(value)
+    if rank is None:
+        raise GatewayError(Reason.BAD_REQUEST, f"{PRIORITY} must be {WORDS}")
+    return rank
 
 
 def trace_context(parents: Iterable[str], states: Iterable[str]) -> Metadata:

@@ -124,6 +124,8 @@ class HttpCall(ArrivingBody):
             client.timeout_s,
             client.explain,
             "http",
+            None,
+            client.priority,
         )
         self.answer: HttpAnswer | None = None
         """An error that waits for its turn. A good answer never waits here: its task does."""

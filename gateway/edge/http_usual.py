@@ -21,8 +21,8 @@ class UsualCall:
     """What inference requests of one form come to."""
 
     __slots__ = (
-        *("_credentials", "_id_at", "_metadata", "_parent_at", "_reader", "_timeout_at", "_timeout_s", "_timeouts_s"),
-        *("match", "words"),
+        *("_credentials", "_id_at", "_metadata", "_parent_at", "_priority", "_reader"),
+        *("_timeout_at", "_timeout_s", "_timeouts_s", "match", "words"),
     )
 
     def __init__(
@@ -39,6 +39,7 @@ class UsualCall:
         self._timeouts_s = reader.timeouts_s
         self._timeout_s = sample.timeout_s
         self._credentials = sample.credentials
+        self._priority = sample.priority  # which does not vary within a form
         self._metadata = [(pair, pair[0], places.get(pair[0].encode(), -1)) for pair in sample.metadata]
         """What goes on: the whole pair, or its name and the place of its value."""
 
@@ -58,6 +59,7 @@ class UsualCall:
             self._credentials,
             False,
             tuple([pair if place < 0 else (name, values[place]) for pair, name, place in self._metadata]),
+            self._priority,
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.core.call import Identity
 from gateway.core.credentials import Credentials
+from gateway.core.criticality import CLASS_OF
 from gateway.core.faces import Files
 from gateway.policy.identity import Identifier, Networks
 from gateway.policy.identity_jwt import Tally, TokenRing, parse_jwt_keys
@@ -29,6 +30,7 @@ class IdentityDesk:
         self._clock = clock
         self.tally = Tally()
         mode = policy.mode
+        self._highest_class = highest = CLASS_OF[policy.highest_class]
         self._networks: Networks | None = None
         self._keys: Watched[KeyRing] | None = None
         self._tokens: Watched[TokenRing] | None = None
@@ -48,17 +50,21 @@ class IdentityDesk:
             )
 
         if policy.keys_file and mode in ("api_key", "any"):
-            self._keys = watched("the key file", path_of(policy.keys_file), parse_keys)
+            self._keys = watched(
+                "the key file", path_of(policy.keys_file), lambda data, path: parse_keys(data, path, highest)
+            )
         if policy.jwt is not None and mode in ("jwt", "any"):
             jwt = policy.jwt
             self._tokens = watched(
                 "the file of token keys",
                 path_of(jwt.keys_file),
-                lambda data, path: TokenRing(jwt, parse_jwt_keys(data, path), self.tally),
+                lambda data, path: TokenRing(jwt, parse_jwt_keys(data, path), self.tally, highest),
             )
         if policy.mtls is not None and mode in ("mtls", "any"):
             self._subjects = watched(
-                "the file of certificate subjects", path_of(policy.mtls.subjects_file), parse_subjects
+                "the file of certificate subjects",
+                path_of(policy.mtls.subjects_file),
+                lambda data, path: parse_subjects(data, path, highest),
             )
         if policy.header is not None and mode in ("header", "any"):
             self._networks = Networks(policy.header.networks)
@@ -87,6 +93,7 @@ class IdentityDesk:
             tokens=None if self._tokens is None else self._tokens.value,
             networks=self._networks,
             subjects=None if self._subjects is None else self._subjects.value,
+            highest_class=self._highest_class,
         )
 
     def identify(self, credentials: Credentials) -> Identity:

@@ -6,7 +6,6 @@ canonical code decides, as Triton's own HTTP server maps it.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -84,8 +83,11 @@ def retry_delay_s(error: GatewayError, chance: random.Random) -> float:
 
 
 def retry_after_s(error: GatewayError, chance: random.Random) -> int:
-    """The same for HTTP's `retry-after`, which counts whole seconds: at least 1."""
-    return max(1, math.ceil(retry_delay_s(error, chance)))
+    """The same for HTTP's `retry-after`, which counts whole seconds: at least 1. Up or down by chance, in proportion:
+    were all rounded up, everybody who is to come back in a second and a bit would do so at the same time.
+    """
+    whole, rest = divmod(retry_delay_s(error, chance), 1.0)
+    return max(1, int(whole) + (chance.random() < rest))
 
 
 def internal_error() -> GatewayError:

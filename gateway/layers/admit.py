@@ -116,10 +116,12 @@ class AdmitLayer:
             await desk.wait(ticket)
             if ticket.permit is None:
                 assert ticket.why is not None
+                desk.tally.refused(call.criticality, ticket.why)
                 raise _refused(call, admission, ticket.why, admission.drain_s(self._now_s()))
             trail.admitted_s = self._now_s()
             return ticket.permit
         trail.queued_ahead = admission.waiting
+        desk.tally.refused(call.criticality, decision.why)
         raise _refused(call, admission, decision.why, decision.wait_s)
 
     def _desk(self, version: str) -> AdmissionDesk | None:
@@ -151,7 +153,12 @@ class AdmitLayer:
                 del self._desks[version]
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
-        return {version: desk.admission.statistics(now_s) for version, desk in sorted(self._desks.items())}
+        return {version: _statistics(desk, now_s) for version, desk in sorted(self._desks.items())}
+
+
+def _statistics(desk: AdmissionDesk, now_s: float) -> Mapping[str, Any]:
+    admission = desk.admission.statistics(now_s)
+    return {**admission, "classes": desk.tally.statistics(admission["room"]["waiting_by_class"])}
 
 
 def _refused(call: Call, admission: Admission, why: Why, wait_s: float) -> GatewayError:

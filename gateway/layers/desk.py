@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from gateway.core.permit import Kind, Permit
 from gateway.decide.admission import Admission, Ticket
+from gateway.decide.class_tally import ClassTally
 from gateway.runtime.wheel import NOWHERE, TimerWheel, Waiting
 
 LOOK_S = 0.1
@@ -21,11 +22,12 @@ figures anew.
 class AdmissionDesk(Waiting):
     """Implements `core.permit.Desk`. It waits on the wheel while calls wait here."""
 
-    __slots__ = ("_now_s", "_wheel", "admission")
+    __slots__ = ("_now_s", "_wheel", "admission", "tally")
 
     def __init__(self, admission: Admission, now_s: Callable[[], float], wheel: TimerWheel) -> None:
         self.bucket = NOWHERE
         self.admission = admission
+        self.tally = ClassTally()
         self._now_s = now_s
         self._wheel = wheel
 

@@ -1,7 +1,7 @@
 """gate: what is decided from headers alone, before the body where nothing below could still answer.
 
 Identity first, so that a caller without a key learns nothing about which models exist; then the right to the model,
-then whether any policy names it, then the declared size.
+then whether any policy names it, then its class, then the declared size.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from gateway.core.call import Call
+from gateway.core.criticality import CLASS_NAMES
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import Authenticator
 from gateway.core.reply import Reply
@@ -27,6 +28,11 @@ class GateTable(Protocol):
     @property
     def body_bytes_max(self) -> Callable[[str], int | None]:
         """Of a model: what the body of a call may come to; None if no policy names the model."""
+        ...
+
+    @property
+    def default_class(self) -> Callable[[str], int | None]:
+        """Of a model: the class of calls that name none; None if no policy names the model."""
         ...
 
 
@@ -59,6 +65,12 @@ class GateLayer:
             raise GatewayError(Reason.FORBIDDEN, f"this caller may not call model '{shown(model)}'")
         if limit is None:
             raise GatewayError(Reason.UNKNOWN_MODEL, f"Request for unknown model: '{shown(model)}' is not found")
+        asked, highest = call.priority, identity.highest_class
+        rank = table.default_class(model) if asked is None else asked
+        assert rank is not None, "a model with a limit has a policy"
+        call.criticality = rank if rank > highest else highest
+        if call.explain or (asked is not None and asked < highest):
+            _note_class(call, rank, highest)
         body_bytes = call.body_bytes
         if body_bytes is not None and body_bytes > limit:
             raise GatewayError(
@@ -66,6 +78,13 @@ class GateLayer:
                 f"the body has {body_bytes} bytes; model '{shown(model)}' takes at most {limit}",
             )
         return self._inner.send(call)
+
+
+def _note_class(call: Call, rank: int, highest: int) -> None:
+    asked = call.priority is not None
+    word = "lowered" if rank < highest else "asked" if asked else "default"
+    saw = {"asked" if asked else "default": CLASS_NAMES[rank], "highest": CLASS_NAMES[highest]}
+    call.trail.note("class", word, {**saw, "class": CLASS_NAMES[call.criticality]})
 
 
 def shown(name: str) -> str:

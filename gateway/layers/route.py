@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from gateway.core.call import Call, SequenceStep
+from gateway.core.criticality import DEFAULT
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import BodyLimits, SnapshotSource
 from gateway.core.reply import Reply
@@ -55,6 +56,8 @@ class ModelRoute:
     artifact_hashes: Mapping[str, str] | None = None
     sequences: Sequences | None = None
     """Where calls go that belong to a sequence."""
+    default_class: int = DEFAULT
+    """Of calls that name none."""
     reserve_record: Callable[[], object] | None = None
     """Claims room for the call's record, or raises RECORD_FULL; None where records are not mandatory."""
 
@@ -62,7 +65,7 @@ class ModelRoute:
 class RouteTable:
     """All models' routes at one policy revision: what route, gate and deadline read. Replaced as a whole."""
 
-    __slots__ = ("body_bytes_max", "deadlines_s", "get", "models", "revision")
+    __slots__ = ("body_bytes_max", "deadlines_s", "default_class", "get", "models", "revision")
 
     def __init__(self, revision: str, routes: Mapping[str, ModelRoute]) -> None:
         self.revision = revision
@@ -73,6 +76,10 @@ class RouteTable:
             model: route.limits.body for model, route in routes.items()
         }.get
         """For the gate: what the body of a call to a model may come to, None if no policy names the model."""
+        self.default_class: Callable[[str], int | None] = {
+            model: route.default_class for model, route in routes.items()
+        }.get
+        """For the gate: the class of calls that name none, None if no policy names the model."""
         self.deadlines_s: Callable[[str], tuple[float, float] | None] = {
             model: (route.default_deadline_s, route.max_deadline_s) for model, route in routes.items()
         }.get

@@ -63,6 +63,8 @@ class Frozen:
         model = series.label
         for (protocol, code, reason), count in series.calls.items():
             self.add("sluice_calls_total", (protocol, model, _CODE_NAMES[code], reason), count)
+        for (criticality, reason), count in series.shed.items():
+            self.add("sluice_calls_shed_total", (model, criticality, reason), count)
         for (version, rung), count in series.versions.items():
             self.add("sluice_answers_total", (model, version, rung), count)
         for (pool, kind, outcome), count in series.attempts.items():

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from gateway.core.call import Call
 from gateway.core.codes import Code
-from gateway.core.errors import GatewayError
+from gateway.core.criticality import CLASS_NAMES
+from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.snapshot import FleetSnapshot
 from gateway.observe import labels
@@ -46,6 +47,7 @@ Source = Callable[[float], Iterable[Reading]]
 _OUTCOMES: Mapping[Outcome | None, str] = {None: "out", **{outcome: outcome.value for outcome in Outcome}}
 _QUEUE = STAGES.index("queue")
 _OK = Outcome.OK
+_SHED = frozenset({Reason.QUEUE_FULL, Reason.SHED, Reason.INFEASIBLE})
 
 
 class Metrics:
@@ -99,6 +101,8 @@ class Metrics:
         protocol = call.protocol
         key = (protocol if protocol in labels.PROTOCOLS else OTHER, int(code), reason)
         series.calls[key] = series.calls.get(key, 0) + 1
+        if error is not None and error.reason in _SHED:
+            _add(series.shed, (CLASS_NAMES[call.criticality], reason), 1)
         series.duration.observe(ended_s - call.arrived_s)
         stages = stage_seconds(trail, call.arrived_s, ended_s)
         sums = series.stage_sums

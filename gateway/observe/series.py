@@ -63,6 +63,7 @@ class ModelSeries:
         "label",
         "plain",
         "queue_wait",
+        "shed",
         "stage_counts",
         "stage_sums",
         "versions",
@@ -73,6 +74,8 @@ class ModelSeries:
         self.label = label
         self.calls: dict[tuple[str, int, str], int] = {}
         """By protocol, code, reason."""
+        self.shed: Counts = {}
+        """By class, reason."""
         self.duration = Histogram(bounds)
         self.queue_wait = Histogram(bounds)
         self.stage_sums = [0.0] * len(STAGES)

@@ -62,6 +62,11 @@ TABLE: tuple[Row, ...] = (
     _counter("sluice_attempts_total", "pool model kind outcome", "Sends to replicas."),
     _counter("sluice_replica_attempts_total", "pool replica outcome", "The same by replica."),
     # Admission.
+    _counter(
+        "sluice_calls_shed_total",
+        "model class reason",
+        "Calls that admission turned away, by their class and the reason: queue_full, shed or infeasible.",
+    ),
     _gauge("sluice_calls_in_flight", "pool model version", "Calls that hold a permit now."),
     _gauge("sluice_calls_queued", "pool model version", "Calls that wait for a permit now."),
     _gauge("sluice_slots", "pool model version", "Permits that the ready replicas have together."),

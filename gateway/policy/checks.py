@@ -35,7 +35,7 @@ def check_fleet(fleet: Fleet, problems: Problems) -> None:
 def check_model(model: Model, fleet: Fleet, problems: Problems) -> None:
     for check in (_pool, _body_sizes):
         check(model, fleet, problems)
-    for own in (_json_size, _versions, _split, _times):
+    for own in (_json_size, _versions, _split, _times, _classes):
         own(model, problems)
 
 
@@ -262,3 +262,11 @@ def _times(model: Model, problems: Problems) -> None:
             )
             _add(problems, model, ("objective", "p99_ms"), message, f"raise `deadline.{name}`, or promise less time")
             return
+
+
+def _classes(model: Model, problems: Problems) -> None:
+    named = model.get("classes", "default") is not None
+    if model.get("latency_critical") is True and model.get("interactive") is False and not named:
+        path = _blame(model, ("interactive",), ("latency_critical",))
+        message = "`latency_critical: true` and `interactive: false` ask for different classes"
+        _add(problems, model, path, message, "remove one of them, or name the class in `classes.default`")

@@ -12,10 +12,11 @@ from collections.abc import Iterable
 
 from gateway.core.call import ANONYMOUS, Identity
 from gateway.core.credentials import Credentials
+from gateway.core.criticality import DEFAULT
 from gateway.core.errors import GatewayError, Reason
 from gateway.policy.identity_jwt import TokenRing
 from gateway.policy.identity_subjects import SubjectMap
-from gateway.policy.keys import TENANT_TEXT, KeyRing
+from gateway.policy.keys import TENANT_TEXT, KeyRing, anonymous
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -60,7 +61,7 @@ class Networks:
 class Identifier:
     """Decides by what is configured; None: that kind is not. Immutable but for caches; changed files make a new one."""
 
-    __slots__ = ("_keys", "_networks", "_subjects", "_tokens", "_wanted")
+    __slots__ = ("_anonymous", "_highest_class", "_keys", "_networks", "_subjects", "_tokens", "_wanted")
 
     def __init__(
         self,
@@ -69,7 +70,11 @@ class Identifier:
         tokens: TokenRing | None = None,
         networks: Networks | None = None,
         subjects: SubjectMap | None = None,
+        highest_class: int = DEFAULT,
     ) -> None:
+        """`highest_class` is that of tenants whom the trusted header names."""
+        self._highest_class = highest_class
+        self._anonymous = anonymous(highest_class)
         self._keys = keys
         self._tokens = tokens
         self._networks = networks
@@ -88,11 +93,11 @@ class Identifier:
         if identity is not None:
             return identity
         if self._networks is not None and credentials.claimed and credentials.peer.address in self._networks:
-            return _claimed(credentials.claimed)
+            return _claimed(credentials.claimed, self._highest_class)
         if self._subjects is not None and credentials.peer.certificate is not None:
             return self._subjects.identify(credentials.peer.certificate, wall_s)
         if not self._wanted:
-            return ANONYMOUS
+            return self._anonymous
         raise GatewayError(Reason.UNAUTHENTICATED, f"{self._wanted} is needed and none was sent")
 
     def _by_secret(self, credentials: Credentials, wall_s: float) -> Identity | None:
@@ -111,7 +116,7 @@ class Identifier:
         return None if tokens is None else tokens.identify(bearer, wall_s)
 
 
-def _claimed(tenant: str) -> Identity:
+def _claimed(tenant: str, highest_class: int) -> Identity:
     if not TENANT_TEXT.fullmatch(tenant) or tenant.lower() == ANONYMOUS.tenant:
         raise GatewayError(Reason.UNAUTHENTICATED, "the trusted header names no tenant")
-    return Identity(tenant)
+    return Identity(tenant, None, False, highest_class)

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from gateway.core.call import ANONYMOUS, Identity
+from gateway.core.criticality import CLASS_OF, DEFAULT
 from gateway.core.errors import GatewayError, Reason
 from gateway.policy.identity_schema import JwtPolicy
 from gateway.policy.keys import TENANT_TEXT
@@ -184,8 +185,12 @@ class TokenRing:
     are fixed, so changed keys make a new ring and nothing verified with old ones stays.
     """
 
-    def __init__(self, policy: JwtPolicy, keys: Iterable[JwtKey], tally: Tally | None = None) -> None:
+    def __init__(
+        self, policy: JwtPolicy, keys: Iterable[JwtKey], tally: Tally | None = None, highest_class: int = DEFAULT
+    ) -> None:
+        """`highest_class` is that of tokens that name none."""
         self._policy = policy
+        self._highest_class = highest_class
         self.tally = Tally() if tally is None else tally
         known = jwt.algorithms.get_default_algorithms()
         self._algorithms = {name: known[name] for name in policy.algorithms}
@@ -291,7 +296,17 @@ class TokenRing:
             raise _refusal("the token names no tenant")
         models = _models(claims.get(policy.models_claim)) if policy.models_claim else None
         explain = bool(policy.explain_claim) and claims.get(policy.explain_claim) is True
-        return Identity(tenant, models, explain), end_s + leeway_s
+        return Identity(tenant, models, explain, self._highest(claims)), end_s + leeway_s
+
+    def _highest(self, claims: Mapping[str, Any]) -> int:
+        claim = self._policy.class_claim
+        if not claim or claim not in claims:
+            return self._highest_class
+        named = claims[claim]
+        if not isinstance(named, str) or named not in CLASS_OF:
+            # Not lowered in silence, and surely not raised: the issuer means something that this gateway does not know.
+            raise _refusal("the token names a class of calls that there is not")
+        return CLASS_OF[named]
 
 
 def _refusal(text: str) -> GatewayError:

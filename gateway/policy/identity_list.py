@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.core.call import ANONYMOUS, Identity
+from gateway.core.criticality import CLASS_OF
 from gateway.policy.decode import decode
 from gateway.policy.problems import Problems
 from gateway.policy.schema import Strict
@@ -14,7 +15,7 @@ from gateway.policy.yaml_tree import Mapping, Sequence, parse
 
 @dataclass(frozen=True, slots=True)
 class ListKind:
-    """One kind of such a file. Its entries have `field`, and `tenant`, `models` and `may_explain`."""
+    """One kind of such a file. Its entries have `field`, and `tenant`, `models`, `may_explain` and `highest_class`."""
 
     entry: type[Strict]
     field: str
@@ -29,10 +30,10 @@ class ListKind:
 
 
 def parse_identities(
-    data: bytes, file_name: str, kind: ListKind, canonical: Callable[[str], str] = str
+    data: bytes, file_name: str, kind: ListKind, highest_class: int, canonical: Callable[[str], str] = str
 ) -> dict[str, Identity]:
-    """A YAML list of entries: what is shown, in its `canonical` form, to whose it is. Raises `PolicyError` with every
-    problem found.
+    """A YAML list of entries: what is shown, in its `canonical` form, to whose it is. `highest_class` is of those
+    that name none. Raises `PolicyError` with every problem found.
     """
     problems = Problems()
     found: dict[str, Identity] = {}
@@ -48,6 +49,7 @@ def parse_identities(
         for i in range(len(root.items) if isinstance(root, Sequence) else 0):
             shown, tenant = document.get(i, kind.field), document.get(i, "tenant")
             models, explain = document.get(i, "models"), document.get(i, "may_explain")
+            highest = CLASS_OF.get(document.get(i, "highest_class") or "", highest_class)
             if shown is not None:
                 shown = canonical(shown)
             where = document.where(i, kind.field)
@@ -63,6 +65,6 @@ def parse_identities(
             if shown is not None and tenant is not None:
                 lines.setdefault(shown, where.line)
                 allowed = None if models is None else frozenset(models)
-                found[shown] = Identity(tenant, allowed, bool(explain))
+                found[shown] = Identity(tenant, allowed, bool(explain), highest)
     problems.raise_if_any()
     return found

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
+from gateway.core.criticality import DEFAULT_NAME, ClassName
 from gateway.policy.strict import Strict
 
 Algorithm = Literal[
@@ -51,6 +52,14 @@ class JwtPolicy(Strict, frozen=True, kw_only=True):
     explain_claim: Annotated[
         str,
         Meta(max_length=200, description="A claim that must be `true` for replica names in `x-sluice-explain`."),
+    ] = ""
+    class_claim: Annotated[
+        str,
+        Meta(
+            max_length=200,
+            description="The claim that names the highest class of its holder's calls, in one of the four words; a "
+            "token with another value is refused. Without the claim: `identity.highest_class`.",
+        ),
     ] = ""
     leeway_s: Annotated[
         float, Meta(ge=0, le=300, description="How far the issuer's clock may differ from this machine's.")
@@ -99,6 +108,13 @@ class IdentityPolicy(Strict, frozen=True, kw_only=True):
             "must show that, declared by the key below. `any`: one of those declared, at least two."
         ),
     ] = "none"
+    highest_class: Annotated[
+        ClassName,
+        Meta(
+            description="Highest class of the calls of tenants of which nothing else says it: of everybody with "
+            "`mode: none`, of those that the trusted header names, and of keys, subjects and tokens that name none."
+        ),
+    ] = DEFAULT_NAME
     keys_file: Annotated[
         str, Meta(description="File of key hashes, relative to fleet.yaml, looked at again every `refresh_s`.")
     ] = ""

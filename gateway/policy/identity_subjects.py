@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from gateway.core.call import Identity
 from gateway.core.credentials import PeerCertificate
+from gateway.core.criticality import DEFAULT, ClassName
 from gateway.core.errors import GatewayError, Reason
 from gateway.policy.identity_list import ListKind, parse_identities
 from gateway.policy.keys import TENANT
@@ -44,6 +45,10 @@ class SubjectEntry(Strict, frozen=True, kw_only=True):
         tuple[ModelName, ...] | None, Meta(description="Models that the tenant may call with it. Default: all.")
     ] = None
     may_explain: Annotated[bool, Meta(description="May see replica names in `x-sluice-explain`.")] = False
+    highest_class: Annotated[
+        ClassName | None,
+        Meta(description="Highest class of calls with it. Default: `identity.highest_class` of fleet.yaml."),
+    ] = None
 
 
 _SUBJECTS = ListKind(
@@ -91,9 +96,11 @@ def subjects(certificate: PeerCertificate) -> tuple[str, ...]:
     return names or ((f"cn:{certificate.common_name}",) if certificate.common_name else ())
 
 
-def parse_subjects(data: bytes, file_name: str) -> SubjectMap:
-    """The file's content: a YAML list of `SubjectEntry`. Raises `PolicyError` with every problem found."""
-    return SubjectMap(parse_identities(data, file_name, _SUBJECTS, _canonical))
+def parse_subjects(data: bytes, file_name: str, highest_class: int = DEFAULT) -> SubjectMap:
+    """The file's content: a YAML list of `SubjectEntry`; `highest_class` is of those that name none. Raises
+    `PolicyError` with every problem found.
+    """
+    return SubjectMap(parse_identities(data, file_name, _SUBJECTS, highest_class, _canonical))
 
 
 def _canonical(subject: str) -> str:

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from gateway.core.call import ANONYMOUS, Identity
 from gateway.core.credentials import Credentials
+from gateway.core.criticality import DEFAULT, ClassName
 from gateway.core.errors import GatewayError, Reason
 from gateway.policy.files import KEYS_BYTES_MAX
 from gateway.policy.identity_list import ListKind, parse_identities
@@ -48,6 +49,10 @@ class KeyEntry(Strict, frozen=True, kw_only=True):
         tuple[ModelName, ...] | None, Meta(description="Models that the tenant may call with it. Default: all.")
     ] = None
     may_explain: Annotated[bool, Meta(description="May see replica names in `x-sluice-explain`.")] = False
+    highest_class: Annotated[
+        ClassName | None,
+        Meta(description="Highest class of calls with it. Default: `identity.highest_class` of fleet.yaml."),
+    ] = None
 
 
 _KEYS = ListKind(
@@ -64,10 +69,18 @@ _KEYS = ListKind(
 class AnonymousAuthenticator:
     """`mode: none`: everybody is the one tenant `anonymous`, whatever they show."""
 
-    __slots__ = ()
+    __slots__ = ("_identity",)
+
+    def __init__(self, highest_class: int = DEFAULT) -> None:
+        self._identity = anonymous(highest_class)
 
     def identify(self, credentials: Credentials) -> Identity:
-        return ANONYMOUS
+        return self._identity
+
+
+def anonymous(highest_class: int) -> Identity:
+    """The tenant of callers who are asked for nothing."""
+    return ANONYMOUS if highest_class == ANONYMOUS.highest_class else Identity("anonymous", None, False, highest_class)
 
 
 class KeyRing:
@@ -98,9 +111,11 @@ class KeyRing:
         return self._by_digest.get(hashlib.sha256(api_key.encode("ascii")).digest())
 
 
-def parse_keys(data: bytes, file_name: str) -> KeyRing:
-    """A key file's content: a YAML list of `KeyEntry`. Raises `PolicyError` with every problem found."""
-    by_digest = parse_identities(data, file_name, _KEYS)
+def parse_keys(data: bytes, file_name: str, highest_class: int = DEFAULT) -> KeyRing:
+    """A key file's content: a YAML list of `KeyEntry`; `highest_class` is of those that name none. Raises `PolicyError`
+    with every problem found.
+    """
+    by_digest = parse_identities(data, file_name, _KEYS, highest_class)
     return KeyRing({bytes.fromhex(sha256): identity for sha256, identity in by_digest.items()})
 
 

@@ -19,7 +19,6 @@ _REDIS = (
     "the address of a Redis is given as SLUICE_REDIS_URL in the environment; only quotas are shared through it so far"
 )
 _QUOTAS = "quotas on a model stand in fleet.yaml, under `quotas.tenants.<name>.models` or `quotas.default.models`"
-_CLASSES = "priority classes come with the full layer `admit`; all calls are equal until then"
 
 MODEL_KEYS: dict[str, str] = {
     "alias": "other names for a model come with the full layer `route`",
@@ -28,7 +27,6 @@ MODEL_KEYS: dict[str, str] = {
     "breaker": _BREAKER,
     "cache": "answers are stored once the layer `cache` is there",
     "canary": _ROLLOUT,
-    "classes": _CLASSES,
     "coalesce": "sharing one execution between equal calls comes with the layer `coalesce`",
     "cohort": _COHORT,
     "cohorts": _COHORT,
@@ -37,8 +35,6 @@ MODEL_KEYS: dict[str, str] = {
     "fairness": "fair shares between tenants come with the full layer `admit`",
     "features": "fetching features comes with the layer `features`; send complete inputs until then",
     "freshness_s": "the age limit of stored answers comes with the layer `cache`",
-    "interactive": "choosing defaults by the kind of caller comes with priority classes in the layer `admit`",
-    "latency_critical": "choosing defaults by the kind of caller comes with priority classes in the layer `admit`",
     "limits.batch_max": "a limit on the batch comes with the full gate; Triton's max_batch_size holds until then",
     "limits.input_length_max": "a limit on the input's length comes with the full gate; `body_bytes_max` holds already",
     "manifest": _ROLLOUT,
@@ -46,7 +42,6 @@ MODEL_KEYS: dict[str, str] = {
     "override": "`x-sluice-version` comes with the full layer `route`; name the version in the path until then",
     "overrides": "`x-sluice-version` comes with the full layer `route`; name the version in the path until then",
     "placement": "placing models on replicas comes with the scaling set",
-    "priority": _CLASSES,
     "quota": _QUOTAS,
     "quotas": _QUOTAS,
     "rollout": _ROLLOUT,
@@ -62,7 +57,6 @@ MODEL_KEYS: dict[str, str] = {
 """Dotted key of a model's file to the sentence that explains it."""
 
 FLEET_KEYS: dict[str, str] = {
-    "classes": _CLASSES,
     "pools.*.breaker": _BREAKER,
     "pools.*.cost": "choosing between pools by cost comes with the ladder",
     "pools.*.ejection": _BREAKER,

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from gateway.policy.classes import Classes, default_class
 from gateway.policy.identity_schema import IdentityPolicy
 from gateway.policy.port_schema import KIB, MIB
 from gateway.policy.port_schema import GrpcLimits as GrpcLimits
@@ -393,6 +394,17 @@ class ModelPolicy(Strict, frozen=True, kw_only=True):
         ),
     ] = None
     admission: Annotated[Admission, Meta(description="How many calls run and wait.")] = Admission()
+    interactive: Annotated[
+        bool, Meta(description="false: nobody waits for the answers; calls that name no class are `sheddable_plus`.")
+    ] = True
+    latency_critical: Annotated[
+        bool,
+        Meta(
+            description="true: calls that name no class are `critical_plus`, of the tenants that may have it. They are "
+            "never turned away to spare the model, so a model of which all calls are such has no use for it."
+        ),
+    ] = False
+    classes: Annotated[Classes, Meta(description="Who is served first, and turned away last.")] = Classes()
     read_only: Annotated[
         bool,
         Meta(
@@ -405,6 +417,11 @@ class ModelPolicy(Strict, frozen=True, kw_only=True):
     sequences: Annotated[Sequences, Meta(description="Calls to a stateful model that belong together.")] = Sequences()
     warmup: Annotated[Warmup, Meta(description="Calls before traffic.")] = Warmup()
     records: Annotated[ModelRecords, Meta(description="What prediction records hold.")] = ModelRecords()
+
+    @property
+    def default_class(self) -> int:
+        """The number of the class of a caller that names none."""
+        return default_class(self.classes, interactive=self.interactive, latency_critical=self.latency_critical)
 
     @property
     def default_deadline_s(self) -> float:

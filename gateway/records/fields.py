@@ -30,6 +30,12 @@ RECORD: tuple[Field, ...] = (
     Field("trace_id", "string", "32 hex digits of `traceparent`; empty if the caller sent none."),
     Field("protocol", "string", "`http` or `grpc`: what the caller spoke."),
     Field("tenant", "string", "Who called, by key, token, certificate or header; `anonymous` if nobody is asked."),
+    Field(
+        "class",
+        "string",
+        "The class that the call was served as: `critical_plus`, `critical`, `sheddable_plus` or `sheddable`; "
+        "`critical` where it was refused before that was decided.",
+    ),
     Field("model", "string", "The model that the caller asked for, as sent, at most 512 characters."),
     Field("version_asked", "string", "The version that the caller named; empty if none."),
     Field("model_served", "string", "The model that answered; empty if none did."),

@@ -52,7 +52,7 @@ class QuickRenderer(Renderer):
         super().__init__(twin)
         self._hasher = blake3()
         """Used again and again: making one costs more than hashing a small body."""
-        self._who: dict[tuple[str, ...], bytes] = {}
+        self._who: dict[tuple[object, ...], bytes] = {}
         self._heads: dict[str, bytes] = {}
         self._limits = _Limits()
         self._whole_s = -math.inf
@@ -121,6 +121,7 @@ class QuickRenderer(Renderer):
             key = (
                 record.protocol,
                 record.identity.tenant,
+                record.criticality,
                 model,
                 record.version,
                 trail.version_served,
@@ -225,7 +226,7 @@ class QuickRenderer(Renderer):
         line.output = like_before(record.reply, given, record.output_bytes, record.omitted)
         return encode(line)
 
-    def _learned_who(self, key: tuple[str, ...], record: PredictionRecord) -> bytes:
+    def _learned_who(self, key: tuple[object, ...], record: PredictionRecord) -> bytes:
         """The members from the end of `trace_id` to `timeout_asked_ms`."""
         if len(self._who) >= MEMO_MAX:
             self._who.clear()

@@ -37,6 +37,7 @@ class PredictionRecord:
         "arrived_wall_s",
         "body_id",
         "code",
+        "criticality",
         "deadline_s",
         "ended_s",
         "identity",
@@ -82,6 +83,7 @@ class PredictionRecord:
         # Texts out of the body may be as long as the body.
         body_id, model, version = call.body_id, call.model, call.version
         self.body_id = body_id if len(body_id) <= TEXT_MAX else body_id[:TEXT_MAX]
+        self.criticality = call.criticality
         self.deadline_s = call.deadline_s
         self.identity = call.identity
         self.metadata = call.metadata

@@ -20,6 +20,7 @@ from blake3 import blake3
 
 from gateway.core.call import Attempt, Note, SequenceStep, Trail
 from gateway.core.codes import Code
+from gateway.core.criticality import CLASS_NAMES
 from gateway.observe.stages import STAGES, stage_seconds
 from gateway.records.layout import Layout, Layouts
 from gateway.records.record import TEXT_MAX, PredictionRecord, trace_id
@@ -170,6 +171,7 @@ class Renderer:
         key = (
             record.protocol,
             record.identity.tenant,
+            record.criticality,
             record.model,
             record.version,
             record.answered,
@@ -190,6 +192,7 @@ class Renderer:
             shown = {
                 "protocol": record.protocol,
                 "tenant": record.identity.tenant,
+                "class": CLASS_NAMES[record.criticality],
                 "model": model,
                 "version_asked": record.version,
                 "model_served": model if record.answered else "",

@@ -15,6 +15,7 @@ from gateway.decide.admission import QUEUE_MIN
 from gateway.edge.grpc_stream import EXPIRY_GRACE_S
 from gateway.policy.schema import ModelPolicy
 from tests.simulation.batcher import answer_digest
+from tests.simulation.class_checks import CLASS_CHECKS
 from tests.simulation.plans import CallPlan
 from tests.simulation.quotas import QUOTA_CHECKS
 from tests.simulation.report import Ending, Report, record_key
@@ -240,7 +241,7 @@ CHECKS: tuple[Callable[[Report], Iterator[str]], ...] = (
 def violations(report: Report) -> list[str]:
     """All violations of a run, each with the name of its invariant."""
     found = [f"on the spot: {text}" for text in report.violations]
-    for check in (*CHECKS, *STREAM_CHECKS, *SEQUENCE_CHECKS, *QUOTA_CHECKS):
+    for check in (*CHECKS, *STREAM_CHECKS, *SEQUENCE_CHECKS, *QUOTA_CHECKS, *CLASS_CHECKS):
         found += [f"{check.__name__}: {text}" for text in check(report)]
     return found
 

@@ -12,6 +12,7 @@ import h11
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.core.call import Call, SequenceStep
+from gateway.core.criticality import CLASS_OF
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.service import Service
@@ -61,6 +62,7 @@ class DirectEntrance:
             message=None if plan.body_after_s else message,
             body_bytes=len(message),
             timeout_s=plan.timeout_s,
+            priority=None if plan.priority is None else CLASS_OF[plan.priority],
         )
         call.sequence = _unsigned(plan.sequence)
         if plan.body_after_s:
@@ -203,6 +205,10 @@ class HttpClient(asyncio.Protocol):
         self._asking, self.far.first_write_s = plan.number, None
         self._forget_answer(plan)
         try:
+            if plan.priority is not None and not plan.body_after_s:
+                # In one write, as many clients do it: heads like those before are then known again.
+                self._send(head, h11.Data(body), h11.EndOfMessage())
+                return await self._response()
             self._send(head)
             if plan.body_after_s:
                 await asyncio.sleep(plan.body_after_s)
@@ -221,8 +227,8 @@ class HttpClient(asyncio.Protocol):
     def _forget_answer(self, plan: CallPlan) -> None:
         self._plan, self._head, self._body = plan, None, bytearray()
 
-    def _send(self, event: h11.Event) -> None:
-        data = self._http.send(event)
+    def _send(self, *events: h11.Event) -> None:
+        data = b"".join(self._http.send(event) or b"" for event in events)
         if data:
             self.transport.write(data)
 
@@ -358,6 +364,8 @@ def infer_request(plan: CallPlan, binary: bool, *, chunked: bool) -> tuple[h11.R
     headers.append(("transfer-encoding", "chunked") if chunked else ("content-length", str(len(body))))
     if plan.timeout_s is not None:
         headers.append(("x-request-timeout-ms", str(round(plan.timeout_s * 1000))))
+    if plan.priority is not None:
+        headers.append(("x-sluice-priority", plan.priority))
     target = f"/v2/models/{plan.model}{version}/infer"
     return h11.Request(method="POST", target=target, headers=headers), body
 

@@ -21,6 +21,8 @@ def generate_request(plan: CallPlan, *, chunked: bool) -> tuple[h11.Request, byt
     headers.append(("transfer-encoding", "chunked") if chunked else ("content-length", str(len(body))))
     if plan.timeout_s is not None:
         headers.append(("x-request-timeout-ms", str(round(plan.timeout_s * 1000))))
+    if plan.priority is not None:
+        headers.append(("x-sluice-priority", plan.priority))
     target = f"/v2/models/{plan.model}{version}/{plan.route}"
     return h11.Request(method="POST", target=target, headers=headers), body
 

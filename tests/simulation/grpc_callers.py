@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import cast
 
+from hpack import NeverIndexedHeaderTuple
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.core.errors import Reason
@@ -331,7 +332,12 @@ class GrpcCallers:
                 fields.append(timeout_field(plan.timeout_s, self._chance.choice("Smu")))
             else:
                 fields.append((b"x-request-timeout-ms", b"%d" % round(plan.timeout_s * 1000)))
-        return fields
+        if plan.priority is None:
+            return fields
+        # What differs from call to call stays out of the table, as many clients have it: the rest is known again.
+        apart = {b"x-request-id", b"grpc-timeout"}
+        fields = [NeverIndexedHeaderTuple(*each) if each[0] in apart else each for each in fields]
+        return fields + class_field(plan.priority)
 
     def _say(self, connection: CallerConnection, stream: CallerStream, message: bytes, *, end: bool) -> None:
         """One message, in as many pieces as chance cuts."""
@@ -430,7 +436,7 @@ class GrpcCallers:
             fields.append((b"x-request-timeout-ms", b"%d" % round(plan.call_timeout_s * 1000)))
         if plan.true_status:
             fields.append((b"triton_grpc_error", b"true"))
-        return fields
+        return fields + class_field(plan.priority)
 
     def _session_ending(self, plan: SessionPlan, stream: CallerStream, begin_s: float) -> SessionEnding:
         status, text, now_s = stream.status, stream.text, self._clock.now_s()
@@ -464,6 +470,10 @@ def head_fields(path: bytes, call_id: str) -> Fields:
         (b"user-agent", b"simulation"),
         (b"x-request-id", call_id.encode()),
     ]
+
+
+def class_field(word: str | None) -> Fields:
+    return [] if word is None else [(b"x-sluice-priority", word.encode())]
 
 
 def caller_manners(chance: random.Random) -> Manners:

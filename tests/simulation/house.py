@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from gateway.assembly import Assembly, Parts
+from gateway.core.criticality import CLASS_OF
 from gateway.core.service import Service
 from gateway.edge.explain import Explainer
 from gateway.edge.grpc_call import read_call
@@ -62,7 +63,7 @@ class RealHouse:
         gateway = policies.fleet.gateway
         ways = world.ways = self._ways(world)
         self.store = MemoryStore()
-        authenticator = AnonymousAuthenticator()
+        authenticator = AnonymousAuthenticator(CLASS_OF[policies.fleet.identity.highest_class])
         self.quota_store = SimulatedStore(world) if shares_a_store(world.scenario) else None
         self.other = None if self.quota_store is None else OtherGateway(world, self.quota_store)
         self.assembly = Assembly(
@@ -191,6 +192,7 @@ class RealHouse:
                 attempts,
                 shown["responses"],
                 shown["message"],
+                shown["class"],
             )
             key = stream_key(shown["request_id"], shown["stream_message"])
             self.world.report.records.setdefault(key, []).append(entry)

@@ -38,6 +38,8 @@ class CallPlan:
     """The request id in the body; None for one of its own."""
     driven: bool = False
     """A sequence or a session sends it when its turn comes; `at_s` is the earliest time."""
+    priority: str | None = None
+    """The class that its caller asks for; of one on a session the session says it."""
 
     @property
     def question(self) -> bytes:
@@ -80,6 +82,8 @@ class SessionPlan:
     true_status: bool = False
     driven: bool = False
     must: bool = False
+    priority: str | None = None
+    """The class that is asked for all its calls."""
 
     @property
     def request_id(self) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gateway.core.call import Call
+from gateway.core.criticality import CLASS_NAMES
 from gateway.core.errors import GatewayError
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Next, Reply, Response, StreamReply
@@ -87,6 +88,8 @@ class Entry:
     responses: int = 0
     text: str = ""
     """The error text."""
+    criticality: str = ""
+    """The class, in its word."""
 
 
 @dataclass(slots=True)
@@ -138,6 +141,8 @@ class Report:
     """When the other gateway, if there is one, let a call of the same tenant in."""
     store_losses: int = 0
     """How often the shared store forgot everything."""
+    over_s: dict[int, float] = field(default_factory=dict)
+    """When the stack had the answer, the first response or the error of each call."""
     ended_calls: set[int] = field(default_factory=set)
     """Calls that the stack has done with: the reply is closed, or there never was one."""
     sequence_logs: list[SequenceLog] = field(default_factory=list)
@@ -212,6 +217,7 @@ class Front:
             raise
         finally:
             self._inside -= 1
+            report.over_s[number] = report.trace.now_s()
             if not self._inside:
                 self._empty.set()
             if call.session is not None:
@@ -262,7 +268,14 @@ class Sink:
         trail = call.trail
         attempts = tuple((each.replica, each.outcome.value if each.outcome else "out") for each in trail.attempts)
         label = "" if error is None else error.reason.label
-        entry = Entry(outcome.value, label, trail.version_served, trail.policy_revision, attempts)
+        entry = Entry(
+            outcome.value,
+            label,
+            trail.version_served,
+            trail.policy_revision,
+            attempts,
+            criticality=CLASS_NAMES[call.criticality],
+        )
         self._report.records.setdefault(record_key(call), []).append(entry)
 
 

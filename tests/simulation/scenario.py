@@ -33,6 +33,7 @@ from gateway.policy.schema import (
     Warmup,
 )
 from tests.simulation.batcher import ModelSpec
+from tests.simulation.class_plans import ClassPlans
 from tests.simulation.plans import CallPlan, Event, SequencePlan, SessionPlan
 from tests.simulation.quotas import quotas_policy
 from tests.simulation.states import Lie, Metrics
@@ -106,7 +107,11 @@ def scenario(seed: int, calls: int | None = None) -> Scenario:
     events, calm_s, tags = _events(draw, machines, listed, plain, loaded_s, calls_end_s, dns)
     calm_s = max(calm_s, _stream_events(streams, machines, streaming, loaded_s, calls_end_s, events, tags))
     shutdown_s = loaded_s + draw.random() * (calls_end_s - loaded_s) if draw.random() < 0.15 else None
+    classes = ClassPlans(seed)
     plans = _calls(draw, plain, calls if calls is not None else draw.randint(40, 170), loaded_s, calls_end_s)
+    if classes.on:
+        plans += classes.crowd(plain, len(plans), loaded_s, calls_end_s)
+        tags.append("classes")
     if shutdown_s is None:
         plans += _recovery(draw, plain, len(plans), calm_s + RECOVERY_S)
     else:
@@ -118,7 +123,7 @@ def scenario(seed: int, calls: int | None = None) -> Scenario:
     if codecs:
         tags.append("codecs")
     come_until_s = calls_end_s if shutdown_s is None else min(calls_end_s, shutdown_s + AFTER_SHUTDOWN_S)
-    drawn = StreamPlans(streams, specs, len(plans), (loaded_s, come_until_s))
+    drawn = StreamPlans(streams, specs, max((plan.number for plan in plans), default=-1) + 1, (loaded_s, come_until_s))
     drawn.draw_all(generate=as_bytes, share=1.0 if calls is None else min(1.0, calls / 100))
     if shutdown_s is None:
         # Behind the others: a policy may leave a model one slot and no queue.
@@ -127,13 +132,16 @@ def scenario(seed: int, calls: int | None = None) -> Scenario:
     if not policies.fleet.quotas.limits_nothing():
         tags.append("quotas")
     policies.models.update((each.name, stream_policy(streams, each, POOL, BODY_BYTES_MAX)) for each in streaming)
+    made, sessions = (*plans, *drawn.calls), tuple(drawn.sessions)
+    if classes.on:
+        policies, made, sessions = classes.policies(policies), classes.wishes(made), classes.sessions(sessions)
     return Scenario(
         seed=seed,
         machines=machines,
         listed=listed,
         specs=specs,
         policies=policies,
-        calls=(*plans, *drawn.calls),
+        calls=made,
         events=tuple(sorted(events, key=lambda event: event.at_s)),
         calm_s=calm_s,
         shutdown_s=shutdown_s,
@@ -141,7 +149,7 @@ def scenario(seed: int, calls: int | None = None) -> Scenario:
         latency_s=draw.choice((0.0001, 0.0003, 0.002)),
         as_bytes=as_bytes,
         codecs=codecs,
-        sessions=tuple(drawn.sessions),
+        sessions=sessions,
         sequences=tuple(drawn.sequences),
         drain_s=streams.choice((5.0, 5.0, 0.02)),
         tags=tuple(tags),

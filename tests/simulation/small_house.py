@@ -13,8 +13,8 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.core.call import ANONYMOUS, Call, Identity
-from gateway.core.credentials import Credentials
+from gateway.core.call import Call
+from gateway.core.criticality import CLASS_OF
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import Endpoints
 from gateway.core.faults import UpstreamFault, classify, to_error
@@ -23,6 +23,7 @@ from gateway.core.reply import Reply
 from gateway.core.service import Service
 from gateway.core.snapshot import FleetSnapshot, ModelState, ModelView, ReplicaState, ReplicaView
 from gateway.edge.grpc_port import GrpcPort
+from gateway.policy.keys import AnonymousAuthenticator
 from gateway.runtime.wheel import TimerWheel
 from gateway.stack import Stack, build_stack, quotas_of
 from tests.simulation.network import NetworkClient
@@ -31,13 +32,6 @@ from tests.simulation.run import World
 from tests.simulation.scenario import POOL
 from tests.simulation.stream_entrance import StreamDoor
 from tests.simulation.tuning import EAGER
-
-
-class Everybody:
-    """`Authenticator`: one tenant."""
-
-    def identify(self, credentials: Credentials) -> Identity:
-        return ANONYMOUS
 
 
 class SmallFleet:
@@ -140,7 +134,7 @@ class SmallHouse:
             world.scenario.policies,
             transport=wrap_transport(SmallTransport(world, self.fleet)),
             fleet=self.fleet,
-            authenticator=Everybody(),
+            authenticator=AnonymousAuthenticator(CLASS_OF[world.scenario.policies.fleet.identity.highest_class]),
             sinks=(Sink(world.report),),
             reserve_record=lambda: None,
             clock=world.clock,

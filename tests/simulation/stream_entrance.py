@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.core.criticality import CLASS_OF
 from gateway.core.errors import GatewayError, Reason
 from gateway.edge.grpc_stream import ClientStream, StreamKit
 from gateway.edge.headers import ClientHeaders
@@ -144,7 +145,12 @@ class StreamClients:
         port = MemoryPort(report, loop, plan.read_pause_s)
         begin_s = report.begun_s[plan.number] = loop.time()
         deadline_s = math.inf if plan.timeout_s is None else begin_s + plan.timeout_s
-        headers = ClientHeaders(plan.request_id, timeout_s=plan.call_timeout_s, metadata=((MARK, plan.request_id),))
+        headers = ClientHeaders(
+            plan.request_id,
+            timeout_s=plan.call_timeout_s,
+            metadata=((MARK, plan.request_id),),
+            priority=None if plan.priority is None else CLASS_OF[plan.priority],
+        )
         handler = loop.create_task(self._door.serve(port, headers, deadline_s, plan.true_status))
         status = ["closed"]
 

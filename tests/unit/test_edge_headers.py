@@ -90,6 +90,28 @@ def test_explain_is_one_or_zero() -> None:
     assert fault(("x-sluice-explain", "yes")).reason is Reason.BAD_REQUEST
 
 
+@pytest.mark.parametrize(
+    ("word", "rank"), [("critical_plus", 0), ("critical", 1), ("sheddable_plus", 2), ("sheddable", 3)]
+)
+def test_a_class_is_one_of_four_words(word: str, rank: int) -> None:
+    assert read().priority is None
+    assert read(("x-sluice-priority", word)).priority == rank
+    assert read(("x-sluice-priority", word), ("x-sluice-priority", word)).priority == rank
+    assert ("x-sluice-priority", word) not in read(("x-sluice-priority", word), forward=("*",)).metadata
+
+
+@pytest.mark.parametrize("word", ["", "0", "1", "high", "CRITICAL", "critical ", "critical,sheddable"])
+def test_another_class_is_refused_with_the_four_words(word: str) -> None:
+    found = fault(("x-sluice-priority", word))
+    assert found.reason is Reason.BAD_REQUEST
+    assert found.message == "x-sluice-priority must be critical_plus, critical, sheddable_plus or sheddable"
+
+
+def test_two_classes_are_refused() -> None:
+    found = fault(("x-sluice-priority", "critical"), ("x-sluice-priority", "sheddable"))
+    assert found.reason is Reason.BAD_REQUEST
+
+
 @pytest.mark.parametrize("name", sorted(NOT_YET))
 def test_wishes_of_later_layers_are_refused_by_name(name: str) -> None:
     found = fault((name, "1"))

@@ -17,7 +17,16 @@ PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 NAMES = st.sampled_from(
     [
         *(b"x-request-id", b"x-request-timeout-ms", b"traceparent", b"tracestate", b"x-api-key", b"authorization"),
-        *(b"connection", b"x-sluice-explain", b"x-sluice-version", b"x-tenant", b"host", b"content-type", b"accept"),
+        *(
+            b"connection",
+            b"x-sluice-explain",
+            b"x-sluice-version",
+            b"x-sluice-priority",
+            b"x-tenant",
+            b"host",
+            b"content-type",
+            b"accept",
+        ),
         *(b"x-one", b"x-two", b"x-data-bin", b"x*odd", b"keep-alive", b"cookie", b"user-agent"),
     ]
 )
@@ -25,6 +34,7 @@ VALUES = st.one_of(
     st.sampled_from(
         [
             *(b"", b"1", b"0", b"2000", b"r-1", b"keep-alive", b"Keep-Alive", b"close", b"x-one", b"x-one, keep-alive"),
+            *(b"critical_plus", b"critical", b"sheddable_plus", b"sheddable", b"Critical", b"critical "),
             *(b"Bearer abc", b"bearer  abc ", b"Basic abc", b"Bearer", b"86400001", b"a=1", b"a=1,b=2", b"a", b"\xe9"),
             *(PARENT, PARENT[:-1], PARENT.upper(), PARENT.replace(b"00-", b"01-"), PARENT + b"-x", b"r" * 129),
             *(b"00-" + b"0" * 32 + PARENT[35:], PARENT[:36] + b"0" * 16 + b"-01", b"x" * 13_000, "²".encode("latin-1")),
@@ -45,6 +55,7 @@ def told(headers: ClientHeaders) -> tuple[object, ...]:
         headers.credentials,
         headers.explain,
         headers.metadata,
+        headers.priority,
         headers.dropped,
         fault,
     )
@@ -73,6 +84,8 @@ def test_it_says_what_the_careful_reading_says(
         [(b"traceparent", PARENT), (b"tracestate", b"a=1"), (b"x-one", b"1"), (b"x-one", b"2")],
         [(b"x-api-key", b"k")],
         [(b"authorization", b"Bearer t")],
+        [(b"x-sluice-priority", b"critical_plus"), (b"x-request-id", b"r-1")],
+        [(b"x-sluice-priority", b"sheddable")],
     ],
 )
 def test_what_callers_mostly_send_is_read_quickly(pairs: Pairs) -> None:

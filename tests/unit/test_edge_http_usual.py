@@ -3,6 +3,7 @@ reading every header, and what is not usual is read."""
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -40,7 +41,8 @@ class Calls:
 
 
 def facts(call: Call) -> dict[str, Any]:
-    names = ("request_id", "model", "version", "message", "body_bytes", "metadata", "timeout_s", "explain", "protocol")
+    names = ("request_id", "model", "version", "message", "body_bytes", "metadata", "timeout_s", "explain", "protocol",
+             "priority")  # fmt: skip
     return {"peer": call.credentials, "body_id": call.body_id, **{name: getattr(call, name) for name in names}}
 
 
@@ -53,6 +55,9 @@ HEADERS: list[dict[str, str]] = [
     {"content_encoding": "identity"},
     {"content_encoding": "gzip"},
     {"x_sluice_priority": "1", "x_request_id": "r-1"},
+    {"x_sluice_priority": "critical_plus", "x_request_id": "r-1"},
+    {"x_sluice_priority": "sheddable", "x_request_timeout_ms": "2000"},
+    {"x_sluice_min_rung": "1", "x_request_id": "r-1"},
 ]
 
 
@@ -110,10 +115,39 @@ async def test_who_is_at_the_other_end_is_told_of_known_heads_too() -> None:
     assert [call.credentials.peer for call in service.made] == [Peer("10.0.0.1")] * 3
 
 
+async def test_the_class_of_one_request_is_never_anothers() -> None:
+    """On one connection, in any order, known heads and new ones."""
+    service, chance = Calls(), random.Random(5)
+    edge = Edge(service)
+    transport = edge.connect()
+    words = ("critical_plus", "critical", "sheddable_plus", "sheddable", None)
+    sent = [chance.choice(words) for _ in range(200)]
+    for number, word in enumerate(sent):
+        named = {} if word is None else {"x_sluice_priority": word}
+        transport.feed(post(body=None, x_request_id=f"r-{number:03d}", **named))
+        await turns()
+    assert [call.request_id for call in service.made] == [f"r-{number:03d}" for number in range(200)]
+    assert [call.priority for call in service.made] == [None if word is None else words.index(word) for word in sent]
+
+
+async def test_a_class_that_there_is_not_is_refused_with_the_four_there_are() -> None:
+    service = Calls()
+    edge = Edge(service)
+    transport = edge.connect()
+    for word in ("critical", "urgent!!", "critical"):  # of one length: the head differs in that value alone
+        transport.feed(post(x_request_id="r-1", x_sluice_priority=word))
+        await turns()
+    good, bad, again = read_answers(bytes(transport.sent))
+    assert (good.status, bad.status, again.status) == (200, 400, 200)
+    text = "x-sluice-priority must be critical_plus, critical, sheddable_plus or sheddable"
+    assert json.loads(bad.body) == {"error": text}
+
+
 VALUES = {
     "x-request-id": st.sampled_from(["r-1", "r-2", "a,b", "x=y"]),
     "traceparent": st.sampled_from([PARENT, PARENT.replace("a", "b"), PARENT.upper(), PARENT.replace("00-", "01-")])
     | st.just("00-" + "0" * 32 + PARENT[35:]),
+    "x-sluice-priority": st.sampled_from(["critical", "Critical", "sheddable", "critical_plus"]),
     "x-request-timeout-ms": st.sampled_from(["2000", "3000", "0000", "+100", "0100", "9e03", "1000"]),
 }
 

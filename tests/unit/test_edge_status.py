@@ -90,6 +90,9 @@ def test_retry_after_is_whole_seconds_jittered_and_bounded() -> None:
     assert min(seen) >= 20
     assert max(seen) <= 30
     assert len(seen) > 3
+    soon = [retry_after_s(GatewayError(Reason.SHED, "", retry_after_s=1.0), chance) for _ in range(400)]
+    assert set(soon) == {1, 2}
+    assert 50 < soon.count(2) < 150, "a quarter: not all who are turned away together come back together"
     for hint in (None, 0.0, -5.0, 0.001, float("nan")):
         assert retry_after_s(GatewayError(Reason.NO_REPLICA, "", retry_after_s=hint), chance) in (1, 2)
     huge = GatewayError(Reason.NO_REPLICA, "", retry_after_s=float("inf"))

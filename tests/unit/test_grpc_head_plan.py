@@ -68,7 +68,18 @@ ROWS: dict[str, tuple[tuple[Field, ...], tuple[tuple[bytes, tuple[bytes, ...]], 
     "what goes on": ((CONTENT_TYPE,), (*USUAL, (b"x-mine", (b"one", b"two", b"\x00\x00\x00"))), False),
     "a key that varies": ((CONTENT_TYPE,), (*USUAL, (b"x-api-key", (b"one", b"two"))), False),
     "a time limit that varies": ((CONTENT_TYPE,), (*USUAL, (b"x-request-timeout-ms", (b"100", b"200", b"1x0"))), False),
-    "a wish": ((CONTENT_TYPE,), (*USUAL, (b"x-sluice-priority", (b"1", b"2"))), False),
+    "a wish": ((CONTENT_TYPE,), (*USUAL, (b"x-sluice-min-rung", (b"1", b"2"))), False),
+    "a class": (
+        (CONTENT_TYPE,),
+        (*USUAL, (b"x-sluice-priority", (b"critical", b"CRITICAL", b"critica ", b"\xff" * 8))),
+        True,
+    ),
+    "a class that is the same": ((CONTENT_TYPE, (b"x-sluice-priority", b"sheddable")), USUAL, True),
+    "a class twice": (
+        (CONTENT_TYPE, (b"x-sluice-priority", b"critical")),
+        (*USUAL, (b"x-sluice-priority", (b"critical",))),
+        False,
+    ),
     "a type that varies": ((), (*USUAL, (b"content-type", (b"application/grpc", b"application/json"))), False),
     "an encoding that varies": ((CONTENT_TYPE,), (*USUAL, (b"grpc-encoding", (b"gzip", b"brot"))), False),
     "no gRPC": (((b"content-type", b"application/json"),), USUAL, False),
@@ -167,6 +178,37 @@ def told(head: RpcHead) -> object:
         (head.kind, head.method, head.named, head.timeout_s, head.rpc_timeout_s, head.encoding, head.true_status),
         (head.status, fault and (fault.reason, fault.message, fault.code)),
         (headers.request_id if head.named and headers.fault is None else None, headers.timeout_s),
-        (headers.credentials, headers.explain, headers.metadata, headers.dropped),
+        (headers.credentials, headers.explain, headers.metadata, headers.priority, headers.dropped),
         headers.fault and (headers.fault.reason, headers.fault.message),
     )
+
+
+@pytest.mark.parametrize("indexed", [b"\x00", b"\x40"])
+def test_the_class_of_one_head_is_never_anothers(indexed: bytes) -> None:
+    """Whatever came before on the connection, and whether the client's encoder keeps the field in the table."""
+    decoder, chance = HpackDecoder(), random.Random(5)
+    reader = HeadReader(HeaderReader(("*",), random.Random(1)), NO_PEER)
+    words: tuple[bytes | None, ...] = (
+        b"critical_plus",
+        b"critical",
+        b"sheddable_plus",
+        b"sheddable",
+        b"nonsense",
+        None,
+    )
+    for number in range(300):
+        word = chance.choice(words)
+        fields = (PATH, CONTENT_TYPE, (b"x-request-id", b"id-%03d" % number))
+        raw = BASE + b"".join(b"\x00" + coded(name) + coded(value) for name, value in fields)
+        if word is not None:
+            raw += indexed + coded(b"x-sluice-priority") + coded(word)
+
+        head = reader.read(decoder.decode(raw))
+
+        assert head.headers.request_id == f"id-{number:03d}"
+        if word == b"nonsense":
+            assert head.headers.fault is not None
+            assert "sheddable_plus" in head.headers.fault.message
+        else:
+            assert head.headers.fault is None
+            assert head.headers.priority == (None if word is None else words.index(word))

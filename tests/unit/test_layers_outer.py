@@ -61,10 +61,13 @@ class Nobody:
 
 
 class Rules:
-    def __init__(self, default_s: float = 1.0, max_s: float = 10.0, body_bytes_max: int | None = 100) -> None:
+    def __init__(
+        self, default_s: float = 1.0, max_s: float = 10.0, body_bytes_max: int | None = 100, default_class: int = 1
+    ) -> None:
         self.table = RouteTable("rev", {})
         self.table.deadlines_s = lambda model: (default_s, max_s)
         self.table.body_bytes_max = lambda model: body_bytes_max
+        self.table.default_class = lambda model: default_class
 
     def stream_limits(self, model: str) -> StreamLimits:
         raise AssertionError("no call here is a stream")

@@ -13,7 +13,19 @@ from typing import Any
 
 import pytest
 
-from load import beside, connections, fleet, instructions, perf_analyzer, sizes, soak_figures, stages, throughput
+from load import (
+    beside,
+    connections,
+    fleet,
+    instructions,
+    perf_analyzer,
+    protections,
+    sizes,
+    soak_figures,
+    stages,
+    stress,
+    throughput,
+)
 from load.__main__ import COMMANDS, described
 from load.chaos_figures import CHAOS_FIGURES
 from load.document import render
@@ -86,6 +98,13 @@ RESULTS: dict[str, Callable[[], dict[str, Any]]] = {
     "throughput": lambda: throughput.document("grpc", {("own", 16): [PAIR]}, {}),
     "stages": lambda: stages.document([READING], [ENDS], {}),
     "instructions": lambda: instructions.document(list(instructions.STAGES), COUNTS, SETTING),
+    "stress": lambda: stress.document({"kill": stress.failed("kill", "", "", "no fleet")}),
+    "protections": lambda: protections.document(
+        [protections.Variant(protections.EVERYTHING, {}, {}), protections.Variant(protections.NOTHING, {}, {})],
+        [{protections.EVERYTHING: 80.0, protections.NOTHING: 60.0}],
+        {},
+        {},
+    ),
 }
 
 

@@ -85,6 +85,7 @@ def drive(
     lateness_s: float = 0.0,
     on_second: Callable[[Moment], None] | None = None,
     windows: Sequence[tuple[float, float]] = (),
+    fan_out: int = 1,
 ) -> tuple[OpenLoopResult, FakeServer]:
     """Run on a virtual loop, whose timers come up to `lateness_s` late."""
 
@@ -92,7 +93,7 @@ def drive(
         server = make()
         result = await run_open_loop(
             schedule([("all", process)], seed=1, warm_up_s=warm_up_s),
-            [Traffic("all", server, Calls(1, deadline_ms))],
+            [Traffic("all", server, Calls(1, deadline_ms), fan_out=fan_out)],
             clock=LoopClock(),
             duration_s=seconds,
             in_flight_max=in_flight_max,
@@ -144,6 +145,42 @@ def test_a_window_counts_the_calls_that_were_meant_to_be_sent_in_it() -> None:
     assert -1.0 <= offsets_s[0] < -0.98
     assert offsets_s == sorted(offsets_s)
     assert sum(offset_s >= 0 for offset_s in offsets_s) == 1000
+
+
+class OneInTen(FakeServer):
+    """Answers each tenth call a second later than the others, and with an error if it is told one."""
+
+    def send(self, call: LoadCall, done: Done, part: Part | None = None) -> None:
+        self.calls.append(call)
+        slow = call.number % 10 == 0
+        self._loop.call_later(SERVICE_S + slow, done, self._ending if slow else "")
+
+
+def test_a_task_of_ten_calls_is_as_slow_as_the_slowest_of_them() -> None:
+    result, server = drive(Constant(20.0), OneInTen, warm_up_s=1.0, windows=[(5.0, 10.0)], fan_out=10)
+    tally = result.traffic[0]
+    assert (tally.offered, tally.right, len(server.calls)) == (200, 200, 2200)
+    assert tally.latency.quantile_ns(0.01) > 0.99e9, "one of ten is slow, and so is every task"
+    assert tally.leaf.count == 2000
+    assert tally.leaf.quantile_ns(0.89) < 0.01e9, "nine of ten calls are not"
+    assert result.windows[0].traffic[0].leaf.count == 1000
+    assert len(result.intended[0]) == 2200, "each call has the number of its own that its inputs follow from"
+    assert result.intended[0][0] == result.intended[0][9] < result.intended[0][10]
+    assert result.in_flight_most % 10 == 0
+
+
+@pytest.mark.parametrize(("ending", "wrong"), [("status 503", 0), (WRONG_ANSWER, 200)])
+def test_a_task_fails_with_one_of_its_calls(ending: str, wrong: int) -> None:
+    result, _ = drive(Constant(20.0), lambda: OneInTen(ending=ending), fan_out=10)
+    tally = result.traffic[0]
+    assert (tally.right, tally.failed, tally.wrong) == (0, 200, wrong)
+    assert tally.leaf.count == 1800
+
+
+def test_the_bound_on_calls_in_flight_counts_the_calls_of_tasks() -> None:
+    result, _ = drive(Constant(20.0), OneInTen, in_flight_max=40, fan_out=10)
+    assert result.in_flight_most == 40
+    assert result.traffic[0].held > 0
 
 
 def test_the_second_of_the_stall_shows_it_and_the_others_do_not() -> None:

@@ -56,6 +56,14 @@ def result(*, late_sends: int = 0, timer_late_ms: float = 0.5, right: int = 990,
     return made
 
 
+def test_the_gateways_cpu_in_a_window_is_that_of_its_whole_seconds_per_call_offered_in_it() -> None:
+    looks = [(at_s + 0.02, cpu_s) for at_s, cpu_s in enumerate((1.0, 1.1, 1.6, 2.6, 2.7))]
+    machine = Machine(generator_cpu_s=0.1, gateway_looks=looks)
+    assert machine.gateway_cpu_us_per_call(1.0, 3.0, 1000) == 1500.0
+    assert machine.gateway_cpu_us_per_call(1.0, 3.0, 0) is None
+    assert machine.gateway_cpu_us_per_call(3.0, 9.0, 1000) is None, "nobody looked after it"
+
+
 def test_every_figure_that_is_promised_is_there_and_no_other() -> None:
     figures = run_figures(result(), MACHINE)
     assert set(figures) == set(RUN_FIGURES) | {"traffic", "error_kinds", "windows"}

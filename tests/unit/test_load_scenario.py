@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from gateway.edge.headers import NOT_YET
-from gateway.policy.decode import description_of
 from load import arrivals
+from load.drive import headers_of
 from load.errors import UsageError
 from load.scenario import LoadedScenario, find_scenario, load_scenario, scenario_names
-from load.scenario_schema import TrafficSpec
 from load.trace import PROBLEMS_MAX
 
 GOOD = """\
@@ -245,9 +242,26 @@ def test_one_mistake_is_told_once(old: str, new: str, said: list[str], tmp_path:
     assert all(word in line for word, line in zip(said, told, strict=True)), told
 
 
-def test_the_key_priority_says_that_sluice_refuses_the_header_as_long_as_it_does() -> None:
-    (priority,) = (field for field in msgspec.inspect.type_info(TrafficSpec).fields if field.name == "priority")  # type: ignore[attr-defined]
-    assert ("501" in description_of(priority.type)) == ("x-sluice-priority" in NOT_YET)
+@pytest.mark.parametrize("model", ["identity", "streamer"])
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_kind_of_traffic_may_name_its_class(model: str, protocol: str, tmp_path: Path) -> None:
+    named = GOOD.replace("    arrivals", f"    protocol: {protocol}\n    priority: sheddable\n    arrivals")
+    named = named.replace("model: identity", f"model: {model}")
+    (traffic,) = load(named, tmp_path).spec.traffic
+    assert headers_of(traffic) == {"x-sluice-priority": "sheddable"}
+    (plain,) = load(GOOD, tmp_path).spec.traffic
+    assert headers_of(plain) == {}
+
+
+def test_a_class_that_there_is_not_is_told_with_those_there_are(tmp_path: Path) -> None:
+    (told,) = problems(GOOD.replace("    arrivals", "    priority: high\n    arrivals"), tmp_path)
+    assert "traffic[0].priority: `high` is not known" in told
+    assert "sheddable_plus" in told
+
+
+def test_the_overload_scenario_names_its_classes() -> None:
+    top, rest = load_scenario(find_scenario("overload")).spec.traffic
+    assert (top.priority, rest.priority) == ("critical_plus", "sheddable_plus")
 
 
 def test_two_kinds_of_traffic_have_two_names(tmp_path: Path) -> None:

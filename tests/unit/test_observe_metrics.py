@@ -226,6 +226,7 @@ def fill(of: Metrics) -> bool:
     fleet = snapshot("10.0.0.1:8001", models=(("fraud", "2"), ("unconfigured", "9")))
     of.fleet_changed(fleet, 100.0)
     of.call_ended(served_call(), Outcome.OK, None, ANSWER, 100.011)
+    of.call_ended(served_call(), Outcome.OVERLOAD, GatewayError(Reason.SHED, "no"), None, 100.011)
     of.request_without_call("http", Route.HEALTH_LIVE.template, "200")
     of.connection_refused("http")
     of.protocol_fault("http", "malformed")

@@ -286,6 +286,7 @@ def other_calls() -> list[tuple[str, Call, Any]]:
     made("usual")
     made("protocol").protocol = "http"
     made("tenant").identity = Identity("somebody")
+    made("class").criticality = 3
     made("version").version = "3"
     for name in ("version_served", "version_routed", "routed_by", "artifact_hash", "policy_revision", "pool", "rung"):
         setattr(made(name).trail, name, "another")
@@ -446,6 +447,7 @@ def plain_line(call: Call, ended_s: float, taken: Any, given: Any) -> bytes:
             "trace_id": "ab" * 16 if ("traceparent",) in [pair[:1] for pair in call.metadata] else "",
             "protocol": call.protocol,
             "tenant": "anonymous",
+            "class": "critical",
             "model": "fraud",
             "version_asked": call.version[:512],
             "model_served": "fraud",
