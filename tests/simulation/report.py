@@ -149,8 +149,6 @@ class Report:
     """When the other gateway, if there is one, let a call of the same tenant in."""
     store_losses: int = 0
     """How often the shared store forgot everything."""
-    over_s: dict[int, float] = field(default_factory=dict)
-    """When the stack had the answer, the first response or the error of each call."""
     ended_calls: set[int] = field(default_factory=set)
     """Calls that the stack has done with: the reply is closed, or there never was one."""
     sequence_logs: list[SequenceLog] = field(default_factory=list)

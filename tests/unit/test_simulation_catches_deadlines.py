@@ -17,6 +17,8 @@ from tests.unit.simulation_findings import finds, verdict
 
 SPLIT = tuple(seed for seed in range(57) if seed % 7 < 2)
 """Seeds whose policies have stages."""
+WAITING = tuple(seed for seed in range(300) if seed % 7 < 2)
+"""More of them: calls that wait so long are few."""
 
 
 def test_houses_with_stages_pass_every_check() -> None:
@@ -37,7 +39,7 @@ def test_an_attempt_that_is_told_the_whole_deadline_is_found(monkeypatch: pytest
 
 def test_a_wait_for_a_slot_that_outlasts_inference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "DeadlineScope", lambda wheel, at_s: nullcontext())
-    assert finds("inference_ends_at_its_point", SPLIT)
+    assert finds("inference_ends_at_its_point", WAITING)
 
 
 def test_a_margin_on_the_wrong_side_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
