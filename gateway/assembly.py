@@ -25,6 +25,7 @@ from gateway.fleet.transport import ReplicaTransport
 from gateway.observe.lag import watch_loop
 from gateway.observe.metrics import Metrics
 from gateway.observe.readings import (
+    AdmissionRow,
     admission_readings,
     fleet_readings,
     job_readings,
@@ -147,6 +148,7 @@ class Assembly:
             wheel=self.wheel,
             pick_chance=chance.stream("decide.pick"),
             split_chance=chance.stream("decide.split"),
+            limit_chance=chance.stream("decide.limit"),
             tuning=parts.tuning,
         )
         self.service: Service = self.stack.service
@@ -196,11 +198,11 @@ class Assembly:
             "transport": self.transport.statistics(now_s),
         }
 
-    def _admission_rows(self, now_s: float) -> Iterable[tuple[str, str, str, int, int, int]]:
+    def _admission_rows(self, now_s: float) -> Iterable[AdmissionRow]:
         for name, layer in self.stack.admissions.items():
             pool = self.policies.models[name].pool
             for version, row in layer.statistics(now_s).items():
-                yield pool, name, version, row["in_flight"], row["waiting"], row["limit"]
+                yield pool, name, version, row["in_flight"], row["waiting"], row["limit"], row["adaptive"]
 
     def _upstream_rows(self, now_s: float) -> Iterable[tuple[str, str, Mapping[str, float]]]:
         """Pool, replica and what its client counts. The client of `transport: grpcio` counts nothing."""

@@ -14,6 +14,7 @@ from gateway.core.faces import Authenticator, BodyLimits, SnapshotSource
 from gateway.core.service import Service
 from gateway.decide.attempt_budget import AttemptBudget
 from gateway.decide.retry import RetrySettings
+from gateway.decide.slot_limit import LimitRule
 from gateway.decide.split import Split
 from gateway.decide.tuning import Tuning
 from gateway.layers.admit import AdmitLayer
@@ -25,7 +26,7 @@ from gateway.layers.record import CallSink, RecordLayer
 from gateway.layers.route import CurrentRoutes, ModelRoute, RouteLayer, RouteTable
 from gateway.layers.sequence import SequenceLayer
 from gateway.layers.track import TrackLayer
-from gateway.policy.schema import ModelPolicy, PolicySet
+from gateway.policy.schema import Admission, ModelPolicy, PolicySet
 from gateway.runtime.clock import Clock
 from gateway.runtime.wheel import TimerWheel
 
@@ -115,6 +116,7 @@ def build_model_stack(
     clock: Clock,
     wheel: TimerWheel,
     chance: random.Random,
+    limit_chance: random.Random,
     tuning: Tuning,
 ) -> AdmitLayer:
     """The layers below `route` for one model: admit, attempts (where the policy says that calls may go twice), track,
@@ -126,6 +128,7 @@ def build_model_stack(
         inner = attempts = AttemptsLayer(
             inner,
             model=policy.model,
+            pool=policy.pool,
             hedging=policy.hedging.enabled,
             retries=RetrySettings(retries_max=policy.retries.max),
             budget=AttemptBudget(tuning.budget.cap(0), tuning.budget),
@@ -144,10 +147,25 @@ def build_model_stack(
         wheel=wheel,
         chance=chance,
         tuning=tuning,
+        limit=limit_rule(policy.admission, tuning),
+        limit_chance=limit_chance,
     )
     if attempts is not None:
         fleet.subscribe(attempts.on_snapshot)
     return admission
+
+
+def limit_rule(admission: Admission, tuning: Tuning) -> LimitRule | None:
+    """What a policy says of the limit; None: the slots are fixed."""
+    limit = admission.limit
+    if not limit.adaptive:
+        return None
+    return LimitRule(
+        floor=limit.floor_per_replica,
+        cap=limit.cap_per_replica,
+        named=admission.slots_per_replica is not None,
+        settings=tuning.limit,
+    )
 
 
 def build_sequences(
@@ -202,6 +220,7 @@ def build_stack(
     wheel: TimerWheel,
     pick_chance: random.Random,
     split_chance: random.Random,
+    limit_chance: random.Random,
     tuning: Tuning | None = None,
 ) -> Stack:
     """Assemble all of it, from the inside out."""
@@ -217,6 +236,7 @@ def build_stack(
             clock=clock,
             wheel=wheel,
             chance=pick_chance,
+            limit_chance=limit_chance,
             tuning=tuning,
         )
         for name, policy in policies.models.items()

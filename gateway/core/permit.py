@@ -59,6 +59,8 @@ class Special(NamedTuple):
     """The breaker's permit, if the attempt is to prove that the replica is well."""
     opens: bool = False
     """The call begins a sequence."""
+    told: bool = False
+    """The limit has learnt from its first response; its end teaches nothing more."""
 
 
 class Permit:

@@ -20,7 +20,7 @@ What is different from the hedging in print (finagle's `BackupRequestFilter`, to
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -326,3 +326,41 @@ def hedge_verdict(view: HedgeView, settings: HedgeSettings) -> HedgeWord:
     elif view.other_in_flight > 0 and view.other_in_flight >= view.median_in_flight:
         word = "others_busy"
     return word
+
+
+def pool_view(
+    in_flight: Mapping[str, int],
+    slots: Mapping[str, int],
+    tried: Collection[str],
+    *,
+    cancels_capped: bool,
+    errors_climbing: bool,
+    limit_shrinking: bool,
+    waiting: int,
+    mean_in_flight: float,
+    in_flight_sum: int,
+    hedges_out: int,
+) -> HedgeView:
+    """The view of a call that may have a second attempt, of replicas that have `slots` and run `in_flight`."""
+    counts = sorted(in_flight.get(replica, 0) for replica in slots)
+    others = [
+        in_flight.get(replica, 0)
+        for replica, each in slots.items()
+        if replica not in tried and in_flight.get(replica, 0) < each
+    ]
+    return HedgeView(
+        answered=False,
+        read_only=True,
+        replayable=True,
+        cancel_works=True,
+        cancels_capped=cancels_capped,
+        errors_climbing=errors_climbing,
+        limit_shrinking=limit_shrinking,
+        waiting=waiting,
+        slots=sum(slots.values()),
+        mean_in_flight=mean_in_flight,
+        in_flight=in_flight_sum,
+        hedges_out=hedges_out,
+        other_in_flight=min(others, default=None),
+        median_in_flight=counts[len(counts) // 2] if counts else 0,
+    )

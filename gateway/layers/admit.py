@@ -21,6 +21,7 @@ from gateway.core.snapshot import FleetSnapshot, ReplicaState
 from gateway.decide.admission import Admission, Granted, Queued, Ticket, Why
 from gateway.decide.chance import Chance
 from gateway.decide.cohorts import level
+from gateway.decide.slot_limit import LimitRule, SlotLimit
 from gateway.decide.tuning import Tuning
 from gateway.layers.desk import AdmissionDesk
 from gateway.layers.gate import shown
@@ -50,7 +51,10 @@ class AdmitLayer:
         wheel: TimerWheel,
         chance: Chance,
         tuning: Tuning | None = None,
+        limit: LimitRule | None = None,
+        limit_chance: Chance | None = None,
     ) -> None:
+        """`limit` None: the slots are as the fleet declares them. `limit_chance`: for its draws alone."""
         self._inner = inner
         self._model = model
         self._pool = pool
@@ -60,6 +64,8 @@ class AdmitLayer:
         self._wheel = wheel
         self._chance = chance
         self._tuning = tuning or Tuning()
+        self._limit = limit
+        self._limit_chance = limit_chance or chance
         self._desks: dict[str, AdmissionDesk] = {}
         fleet.subscribe(self._on_snapshot)
 
@@ -78,6 +84,8 @@ class AdmitLayer:
         permit = None if call.pinned else admission.take(by_s, now_s)
         if permit is not None:
             trail.admitted_s = now_s
+            if call.explain:
+                _note_limit(call, admission)
         else:
             permit = await self._with_ticket(call, desk, by_s, now_s)
         permit.desk = desk
@@ -103,6 +111,7 @@ class AdmitLayer:
             opens=bool(call.pinned) and call.sequence is not None and call.sequence.start,
         )
         decision = admission.offer(ticket, now_s)
+        _note_limit(call, admission)
         if admission.decided:
             desk.wake()
         if isinstance(decision, Granted):
@@ -124,10 +133,13 @@ class AdmitLayer:
         """A new admission for `version`; None if nobody can run it. Made only for versions of the fleet, never for a
         caller's word.
         """
-        candidates = self._fleet.snapshot.candidates(self._pool, self._model, version)
+        snapshot = self._fleet.snapshot
+        candidates = snapshot.candidates(self._pool, self._model, version)
         if not candidates:
             return None
-        admission = Admission(self._chance, self._queue_max, self._tuning)
+        streams = snapshot.decoupled(self._pool, self._model, version)
+        fit = SlotLimit(self._limit, self._limit_chance.random, streams=streams)
+        admission = Admission(self._chance, self._queue_max, self._tuning, fit)
         admission.update(candidates, self._now_s())
         desk = self._desks[version] = AdmissionDesk(admission, self._now_s, self._wheel)
         return desk
@@ -140,7 +152,7 @@ class AdmitLayer:
             candidates = snapshot.candidates(self._pool, self._model, version)
             # Where nothing is new for this version the snapshot shares what has not changed. But one that was down may
             # have left the fleet, and must not be counted for ever.
-            if candidates is not admission.candidates or any(replica not in states for replica in admission.gone):
+            if candidates is not admission.fit.declared or any(replica not in states for replica in admission.gone):
                 down = {replica for replica, state in states.items() if state is ReplicaState.DOWN}
                 admission.update(candidates, now_s, down)
                 desk.wake()
@@ -150,6 +162,13 @@ class AdmitLayer:
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         return {version: desk.admission.statistics(now_s) for version, desk in sorted(self._desks.items())}
+
+
+def _note_limit(call: Call, admission: Admission) -> None:
+    """A call that may have met another limit than it would have at first is told so."""
+    found = admission.fit.note()
+    if found is not None:
+        call.trail.note("limit", *found)
 
 
 def _refused(call: Call, admission: Admission, why: Why, wait_s: float) -> GatewayError:

@@ -73,6 +73,8 @@ class AdmissionDesk(Waiting):
 
     def answered(self, permit: Permit) -> None:
         self.admission.answered(permit, self._now_s())
+        if self.admission.decided:
+            self.wake()
 
     def another(self, kind: Kind, tried: tuple[str, ...]) -> Permit | None:
         permit = self.admission.another(kind, tried, self._now_s())
@@ -88,7 +90,7 @@ class AdmissionDesk(Waiting):
         return self.admission.hedging.again_s(elapsed_s, remaining_s)
 
     def may_hedge(self, tried: tuple[str, ...], *, cancels_capped: bool) -> str:
-        return self.admission.may_hedge(tried, cancels_capped=cancels_capped)
+        return self.admission.may_hedge(tried, self._now_s(), cancels_capped=cancels_capped)
 
     def median_s(self) -> float:
         return self.admission.pacer.median_s

@@ -147,6 +147,7 @@ class SmallHouse:
             wheel=self.wheel,
             pick_chance=world.chance.stream("pick"),
             split_chance=world.chance.stream("split"),
+            limit_chance=world.chance.stream("limit"),
             tuning=EAGER,
         )
         self.front = Front(world.report, wrap_service(self.stack.service))

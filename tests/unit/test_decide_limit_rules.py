@@ -15,7 +15,7 @@ from gateway.decide.limit import AdaptiveLimit
 from gateway.decide.limit_settings import LimitSettings
 from tests.unit.limit_world import statistics_bounds
 
-FLOOR, START, CAP = LimitSettings().bounds(8)
+FLOOR, START, CAP = 8, 16, 64
 SERVICE_S = 0.05
 
 
