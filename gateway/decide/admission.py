@@ -403,7 +403,7 @@ class Admission:
         self.ready = len(slots)
         self._room.queue_max = self.queue_max_of(sum(slots.values()))
         known, self._known = self._known | self._slots, slots
-        self.gone = tuple(replica for replica in known if replica in down and replica not in self._slots)
+        self.gone = tuple(replica for replica in known if replica in down and replica not in slots)
         self._known.update((replica, known[replica]) for replica in self.gone)
         self._refit(now_s)
         refused: list[Ticket] = [] if self.candidates else self._room.evict("")

@@ -54,7 +54,7 @@ LOOKS = 16
 """How often in a window's time it is looked whether one that had too few samples has enough of them."""
 FULL = 0.8
 """All slots are taken if those in flight come to this share of the limit on average: a batch that ends leaves a gap."""
-FRESH_MAX = 64
+FRESH_MAX = 256
 """Successes that may wait to be taken in."""
 TRIAL_WAIT_FACTOR_MAX = 16
 PATIENCE_MAX_S = 600.0
@@ -185,18 +185,16 @@ class AdaptiveLimit:
             self._close(now_s)
 
     def _take_in(self, fresh: list[tuple[float, float, int]]) -> None:
-        since_s, peak, total, slowest_s, add = self._since_s, self._peak, 0, self._slowest_s, self._latency.add
-        for started_s, duration_s, in_flight in fresh:
-            total += in_flight
-            if in_flight > peak:
-                peak = in_flight
-            if duration_s > slowest_s:
-                slowest_s = duration_s
-            if started_s >= since_s:
-                add(duration_s)
+        started, durations, in_flight = zip(*fresh, strict=True)
         self._successes += len(fresh)
-        self._in_flight_sum += total
-        self._peak, self._slowest_s = peak, slowest_s
+        self._in_flight_sum += sum(in_flight)
+        self._peak = max(self._peak, *in_flight)
+        self._slowest_s = max(self._slowest_s, *durations)
+        since_s = self._since_s
+        if min(started) >= since_s:
+            self._latency.add_all(durations)
+        else:
+            self._latency.add_all([duration_s for started_s, duration_s, _ in fresh if started_s >= since_s])
 
     def rest(self, now_s: float) -> None:
         """A call comes or ends now: what was learnt before a long silence is forgotten."""

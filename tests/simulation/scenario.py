@@ -33,6 +33,7 @@ from gateway.policy.schema import (
     Warmup,
 )
 from tests.simulation.batcher import ModelSpec
+from tests.simulation.limit_checks import let_move
 from tests.simulation.plans import CallPlan, Event, SequencePlan, SessionPlan
 from tests.simulation.states import Lie, Metrics
 from tests.simulation.stream_plans import StreamPlans, stream_policy, stream_specs
@@ -124,6 +125,7 @@ def scenario(seed: int, calls: int | None = None) -> Scenario:
         drawn.recovery(calm_s + RECOVERY_S + 2.2)
     policies = _policies(draw, seed, machines, plain, dns)
     policies.models.update((each.name, stream_policy(streams, each, POOL, BODY_BYTES_MAX)) for each in streaming)
+    let_move(seed, policies)
     return Scenario(
         seed=seed,
         machines=machines,

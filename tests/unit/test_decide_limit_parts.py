@@ -27,6 +27,24 @@ def test_a_quantile_of_the_histogram_is_the_true_one_within_a_percent(samples: l
     assert subject.quantile(share) == pytest.approx(true, rel=0.0102)
 
 
+@given(
+    st.lists(st.one_of(st.floats(0.0, 1e7), st.sampled_from([0.05, 0.051, LEAST_S, MOST_S, math.inf, -1.0, math.nan])))
+)
+@settings(max_examples=200, deadline=None)
+def test_many_at_once_count_as_each_would(samples: list[float]) -> None:
+    one, many = LatencyHistogram(), LatencyHistogram()
+    for sample in samples:
+        one.add(sample)
+    many.add_all(samples)
+    assert many.count == one.count == len(samples)
+    if samples:
+        assert many.mean() == pytest.approx(one.mean())
+        for share in (0.1, 0.5, 0.9, 1.0):
+            assert many.quantile(share) == pytest.approx(one.quantile(share), rel=0.0201), (
+                "an edge may round either way"
+            )
+
+
 @pytest.mark.parametrize(
     ("duration_s", "expected_s"),
     [

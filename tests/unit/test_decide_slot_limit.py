@@ -14,6 +14,7 @@ from gateway.core.outcome import TEACHINGS, Latency, Outcome, Verdict
 from gateway.core.permit import Permit, Special
 from gateway.core.snapshot import Candidate
 from gateway.decide.admission import Admission, Queued, Ticket
+from gateway.decide.limit import FRESH_MAX
 from gateway.decide.limit_settings import LimitSettings
 from gateway.decide.slot_limit import LimitRule, SlotLimit, share_out
 
@@ -291,7 +292,7 @@ def test_where_the_policy_holds_the_slots_nothing_moves_them() -> None:
     waves(subject, now_s, 60)
     assert (subject.limit, slots(subject), subject.fit.note()) == (32, [16, 16], None)
     assert subject.statistics(now_s)["adaptive"] is None
-    assert len(subject._ends) < 64
+    assert len(subject._ends) < FRESH_MAX
 
 
 def test_off_its_start_the_limit_says_why() -> None:

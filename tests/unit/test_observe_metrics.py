@@ -38,6 +38,9 @@ from tests.unit.records_support import ANSWER, served_call
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
+LIMIT = {"floor": 2, "cap": 16, "drops": 3, "why": "drops"}
+"""What an adaptive limit says of itself, as far as it is shown."""
+
 
 def metrics() -> Metrics:
     return Metrics(
@@ -229,7 +232,7 @@ def fill(of: Metrics) -> bool:
     of.warmup_call("fraud", ok=True)
     of.loop_lag(0.003)
     of.add_source("fleet", lambda now_s: fleet_readings(fleet, of, now_s))
-    of.add_source("admission", lambda _: admission_readings([("default", "fraud", "2", 3, 1, 4)], of))
+    of.add_source("admission", lambda _: admission_readings([("default", "fraud", "2", 3, 1, 4, LIMIT)], of))
     of.add_source("files", lambda _: file_readings([("keys", 1, False, 0.0), ("listen_tls", 2, True, 1.8e9)]))
     counts = dict.fromkeys(("started", "adopted", "ended", "lost", "expired", "evicted", "live", "waiting"), 1)
     of.add_source("sequences", lambda _: sequence_readings([("fraud", counts)], of))
