@@ -8,7 +8,6 @@ import pytest
 
 from gateway.core.outcome import Verdict
 from gateway.decide.limit import AdaptiveLimit
-from gateway.decide.limit_settings import LimitSettings
 from tests.unit.limit_world import Batching, Fifo, World
 
 FLOOR, START, CAP = 8, 16, 64

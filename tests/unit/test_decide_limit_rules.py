@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from gateway.core.outcome import Verdict
 from gateway.decide.limit import AdaptiveLimit
-from gateway.decide.limit_settings import LimitSettings
 from tests.unit.limit_world import statistics_bounds
 
 FLOOR, START, CAP = 8, 16, 64

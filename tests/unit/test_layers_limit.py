@@ -73,7 +73,8 @@ async def test_a_call_that_asks_is_told_why_the_limit_is_not_where_it_started() 
     assert await told(subject, explain=False) == [], "it had a slot at once, and does not ask"
     call = routed(explain=True)
     await (await subject.send(call)).aclose(Outcome.OK)
-    (note,) = call.trail.notes or ()
+    assert call.trail.notes is not None
+    (note,) = call.trail.notes
     assert note == ("limit", "drops", {"limit": 2, "start": 4, "floor": 2, "cap": 16})
     assert call.trail.limit_at_admit == 2
 
