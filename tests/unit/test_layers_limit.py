@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from gateway.core.call import Call
+from gateway.core.call import Call, Note
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.core.snapshot import ReplicaView
@@ -73,9 +73,7 @@ async def test_a_call_that_asks_is_told_why_the_limit_is_not_where_it_started() 
     assert await told(subject, explain=False) == [], "it had a slot at once, and does not ask"
     call = routed(explain=True)
     await (await subject.send(call)).aclose(Outcome.OK)
-    assert call.trail.notes is not None
-    (note,) = call.trail.notes
-    assert note == ("limit", "drops", {"limit": 2, "start": 4, "floor": 2, "cap": 16})
+    assert call.trail.notes == [Note("limit", "drops", {"limit": 2, "start": 4, "floor": 2, "cap": 16})]
     assert call.trail.limit_at_admit == 2
 
 
