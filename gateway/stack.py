@@ -143,6 +143,7 @@ def build_model_stack(
         pool=policy.pool,
         fleet=fleet,
         queue_max=policy.admission.queue_max,
+        objective_s=policy.objective.p99_ms / 1000,
         clock=clock,
         wheel=wheel,
         chance=chance,

@@ -36,7 +36,7 @@ from gateway.decide.balance import Balance
 from gateway.decide.chance import Chance
 from gateway.decide.cohorts import LEVELS, Cohorts
 from gateway.decide.fair_lines import RoomTicket
-from gateway.decide.hedge import HedgeDelay, HedgeWord, hedge_verdict, pool_view
+from gateway.decide.hedge import HedgeDelay, HedgeWord, Load, Troubles, hedge_verdict, pool_view
 from gateway.decide.limit import FRESH_MAX as ENDS_MAX
 from gateway.decide.pacer import Pacer
 from gateway.decide.quantiles import FRESH_MAX
@@ -121,11 +121,17 @@ class Admission:
     """Slots and queue of one (pool, model, version).
 
     `queue_max` is the number of tickets that may wait; None means four for each slot there is, at least `QUEUE_MIN`.
-    A replica that leaves takes its slots with it; calls it still runs are counted until they end. `fit` has the slots.
+    Nobody is refused for a wait that leaves `objective_s` within reach. `fit` has the slots; None: those declared.
+    A replica that leaves takes its slots with it; calls it still runs are counted until they end.
     """
 
     def __init__(
-        self, chance: Chance, queue_max: int | None = None, tuning: Tuning = DEFAULTS, fit: Fit = None
+        self,
+        chance: Chance,
+        queue_max: int | None = None,
+        tuning: Tuning = DEFAULTS,
+        objective_s: float = 0.0,
+        fit: Fit = None,
     ) -> None:
         self.chance = chance
         self.balance = Balance(chance, tuning.balance)
@@ -136,7 +142,7 @@ class Admission:
         self.hedging = HedgeDelay(tuning.hedge, self.pacer.window)
         self.cohorts = Cohorts()
         self._queue_max = queue_max
-        self._room: WaitingRoom[Ticket] = WaitingRoom(self.queue_max_of(0))
+        self._room: WaitingRoom[Ticket] = WaitingRoom(self.queue_max_of(0), objective_s=objective_s)
         self.fit = fit or SlotLimit(None, chance.random)
         self.candidates: tuple[Candidate, ...] = ()
         """With the slots that they have now. For reading; as they declared themselves: `fit.declared`."""
@@ -287,18 +293,10 @@ class Admission:
 
     def may_hedge(self, tried: Collection[str], now_s: float, *, cancels_capped: bool) -> HedgeWord:
         """Whether the state of the pool allows a second attempt of a call that may have one. O(candidates)."""
-        view = pool_view(
-            self._in_flight,
-            self._slots,
-            tried,
-            cancels_capped=cancels_capped,
-            errors_climbing=self.balance.ejection.panic or self._failing > FAILING_MAX,
-            limit_shrinking=self.fit.shrinking(now_s),
-            waiting=self._room.waiting,
-            mean_in_flight=self.hedging.mean_in_flight,
-            in_flight_sum=self.in_flight,
-            hedges_out=self._hedges_out,
-        )
+        failing = self.balance.ejection.panic or self._failing > FAILING_MAX
+        troubles = Troubles(cancels_capped, failing, self.fit.shrinking(now_s))
+        load = Load(self._room.waiting, self.in_flight, self._hedges_out, self.hedging.mean_in_flight)
+        view = pool_view(self._in_flight, self._slots, tried, troubles, load)
         return hedge_verdict(view, self.hedging.settings)
 
     def withdraw(self, ticket: Ticket) -> bool:

@@ -6,7 +6,10 @@ the target. While overloaded, who waited for more than twice the target is dropp
 interval never is. A burst that drains within an interval loses nobody.
 
 Target and interval follow the batch time of the model. A queue in front of a batching server holds everybody for up
-to one batch even when all is well, and a target below that would drop all of them.
+to one batch even when all is well, and a target below that would drop all of them. Nor is a wait that leaves the
+model's objective within reach a reason to drop anybody: many callers who each wait for their answer make a queue that
+stands and hurts nobody. The target is at least half of what may be waited, so that who is dropped would have missed
+the objective.
 
 One of ours: the verdict ends with the queue. When nothing came out for a whole interval, or the queue was seen empty,
 there is no overload, whatever the last samples were; folly keeps it until the next sample.
@@ -22,7 +25,9 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class CodelSettings:
     target_s: float = 0.005
-    """A wait that is no sign of overload; at least one batch time is taken instead. 5 ms is folly's default."""
+    """A wait that is no sign of overload; at least one batch time, and half of what is bearable, is taken instead. 5 ms
+    is folly's default.
+    """
     interval_s: float = 0.1
     """How long the shortest wait must stay above the target; at least ten batch times are taken instead. 100 ms is
     folly's default.
@@ -57,16 +62,16 @@ class Codel:
         """The verdict of the interval before."""
         self._drops = 0
 
-    def drops(self, waited_s: float, now_s: float, batch_s: float) -> bool:
+    def drops(self, waited_s: float, now_s: float, batch_s: float, bearable_s: float = 0.0) -> bool:
         """Somebody's turn has come after `waited_s`: should it be dropped? `batch_s` is the time of a full batch (0
-        while nobody knows).
+        while nobody knows), `bearable_s` how long a call may wait and still keep the objective.
         """
         end_s = self._end_s
         if end_s is None or now_s >= end_s:
             self._overloaded = self.overloaded(now_s)
             settings = self._settings
-            self._target_s = max(settings.target_s, batch_s)
-            self._interval_s = max(settings.interval_s, INTERVAL_BATCHES * batch_s)
+            self._target_s = max(settings.target_s, batch_s, bearable_s / SLOUGH)
+            self._interval_s = max(settings.interval_s, INTERVAL_BATCHES * batch_s, self._target_s)
             self._end_s = now_s + self._interval_s
             self._least_s = waited_s
             return False

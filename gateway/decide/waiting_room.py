@@ -12,9 +12,11 @@ Who is refused, and the word for it (`Why`):
   else whoever sends most would hold the whole room. The one `pushed_out` has the latest deadline in the fullest line;
 - while waiting, `too_late`: sent now it would miss its deadline, so it costs no accelerator time any more (without
   this, earliest deadline first makes everybody late under overload);
-- when its turn comes, `standing_queue`: it has waited too long in a queue that does not drain (`codel.py`). Each line
-  has a guard of its own (FQ-CoDel, RFC 8290), so that one tenant's backlog costs no other a call. The top class has
-  none: it loses calls to their deadlines, or when it alone overfills the room.
+- when its turn comes, `standing_queue`: it has waited too long in a queue that does not drain (`codel.py`), and longer
+  than `objective_s` leaves to wait. Each line has a guard of its own (FQ-CoDel, RFC 8290), so that one tenant's backlog
+  costs no other a call. The top class has none: it loses calls to their deadlines, or when it alone overfills the room.
+  Nor have pinned tickets: with one step a whole sequence would be lost, and who opens one waits for others to end,
+  which is no sign of overload.
 
 Memory: at most `queue_max` tickets, as many names of tenants, and `LINES` lines a class.
 """
@@ -96,9 +98,11 @@ class Offered(NamedTuple, Generic[T]):
 class WaitingRoom(Generic[T]):
     """The room of one (pool, model, version). Wakes nobody: whom it refuses, it returns."""
 
-    def __init__(self, queue_max: int, settings: RoomSettings = DEFAULTS) -> None:
+    def __init__(self, queue_max: int, settings: RoomSettings = DEFAULTS, objective_s: float = 0.0) -> None:
+        """`objective_s`: within that calls should be answered, the wait included; 0 if nothing is promised."""
         self.queue_max = queue_max
         """May be set at any time; nobody is thrown out by that."""
+        self._objective_s = objective_s
         self.waiting = 0
         self.waiting_pinned = 0
         """Of those. Both for reading."""
@@ -255,8 +259,11 @@ class WaitingRoom(Generic[T]):
             line = ticket.line
             assert line is not None
             waited_s = max(0.0, now_s - ticket.offered_s)
-            line.level.guard.drops(waited_s, now_s, pace.batch_s)
-            standing = line.guard.drops(waited_s, now_s, pace.batch_s)
+            standing = False
+            if not ticket.pinned:
+                bearable_s = self._objective_s - pace.need_s
+                line.level.guard.drops(waited_s, now_s, pace.batch_s, bearable_s)
+                standing = line.guard.drops(waited_s, now_s, pace.batch_s, bearable_s)
             if now_s + max(pace.need_s, ticket.cost_s) > ticket.deadline_s:
                 self._refuse(ticket, "too_late", refused)
             elif standing and ticket.criticality > 0:
@@ -287,7 +294,9 @@ class WaitingRoom(Generic[T]):
                 for entries in tuple(line.lanes.values()):
                     while entries and latest_s > -entries[-1][0]:
                         ticket = entries[-1][2]
-                        level.guard.drops(max(0.0, now_s - ticket.offered_s), now_s, pace.batch_s)
+                        if not ticket.pinned:
+                            waited_s = max(0.0, now_s - ticket.offered_s)
+                            level.guard.drops(waited_s, now_s, pace.batch_s, self._objective_s - pace.need_s)
                         self._refuse(ticket, "too_late", refused)
                     if entries:
                         earliest_s = min(earliest_s, -entries[-1][0])

@@ -53,6 +53,7 @@ class AdmitLayer:
         tuning: Tuning | None = None,
         limit: LimitRule | None = None,
         limit_chance: Chance | None = None,
+        objective_s: float = 0.0,
     ) -> None:
         """`limit` None: the slots are as the fleet declares them. `limit_chance`: for its draws alone."""
         self._inner = inner
@@ -60,6 +61,7 @@ class AdmitLayer:
         self._pool = pool
         self._fleet = fleet
         self._queue_max = queue_max
+        self._objective_s = objective_s
         self._now_s = clock.now_s
         self._wheel = wheel
         self._chance = chance
@@ -139,7 +141,7 @@ class AdmitLayer:
             return None
         streams = snapshot.decoupled(self._pool, self._model, version)
         fit = SlotLimit(self._limit, self._limit_chance.random, streams=streams)
-        admission = Admission(self._chance, self._queue_max, self._tuning, fit)
+        admission = Admission(self._chance, self._queue_max, self._tuning, self._objective_s, fit)
         admission.update(candidates, self._now_s())
         desk = self._desks[version] = AdmissionDesk(admission, self._now_s, self._wheel)
         return desk

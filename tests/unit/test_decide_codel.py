@@ -157,3 +157,31 @@ def test_whatever_comes_only_long_waits_are_dropped_and_never_the_first(
         assert seen == bad
         assert codel.drops(wait_s, now_s, batch_s) == (not first and bad and wait_s > 2 * target_s)
         assert codel.overloaded(now_s) == bad
+
+
+def test_a_wait_that_leaves_the_objective_within_reach_is_no_overload() -> None:
+    """Sixty-four callers who each wait for their answer stood in a queue of 35 ms at a model of 5 s objective, and half
+    of their calls were turned away.
+    """
+    codel = Codel()
+    for step in range(200):
+        assert not codel.drops(0.035, 0.01 * step, BATCH_S, bearable_s=0.2)
+        assert not codel.overloaded(0.01 * step)
+
+
+def test_who_would_miss_the_objective_is_dropped_from_a_queue_that_stands() -> None:
+    codel = Codel()
+    for step in range(21):
+        codel.drops(0.15, 0.01 * step, BATCH_S, bearable_s=0.2)
+    assert codel.overloaded(0.2)
+    assert not codel.drops(0.2, 0.211, BATCH_S, bearable_s=0.2)
+    assert codel.drops(0.2001, 0.212, BATCH_S, bearable_s=0.2)
+
+
+@pytest.mark.parametrize("bearable_s", [-1.0, 0.0, 1e-9])
+def test_an_objective_out_of_reach_leaves_the_targets_of_the_batch(bearable_s: float) -> None:
+    codel = Codel()
+    for step in range(11):
+        codel.drops(0.0051, 0.01 * step, BATCH_S, bearable_s)
+    assert codel.overloaded(0.1)
+    assert codel.drops(0.0101, 0.11, BATCH_S, bearable_s)

@@ -387,6 +387,34 @@ def test_the_top_class_loses_nobody_to_the_guard_but_its_queue_is_seen() -> None
     assert subject.overloaded(1.0)
 
 
+def test_no_pinned_call_is_dropped_from_a_queue_that_stands() -> None:
+    subject = room()
+    dropped = stand(subject, 2, "aaaa")
+    pinned = [ticket("a", rank=2, pinned="gpu/a", opens=opens, deadline_s=99.0) for opens in (False, True)]
+    for each in pinned:
+        assert subject.offer(each, 1.0, UNKNOWN).why == "waits"
+    served = list(iter(lambda: subject.pop("gpu/a", 1.0, PACE, dropped), None))
+    assert served[:2] == pinned
+    assert len(dropped) > 100
+    assert not [refusal for refusal in dropped if refusal.ticket.pinned]
+
+
+def test_how_long_pinned_calls_wait_says_nothing_about_the_queue() -> None:
+    subject = room()
+    for step in range(100):
+        now_s = step * 0.01
+        subject.offer(ticket(rank=2, pinned="gpu/a", offered_s=now_s - 5.0), now_s, UNKNOWN)
+        subject.pop("gpu/a", now_s, PACE, [])
+    assert not subject.overloaded(1.0)
+
+
+def test_nobody_is_dropped_for_a_wait_that_leaves_the_objective_within_reach() -> None:
+    for objective_s, stands in ((PACE.need_s + 1.1, False), (PACE.need_s + 0.1, True)):
+        subject = WaitingRoom[RoomTicket](1000, objective_s=objective_s)
+        assert bool(stand(subject, 2, "aa")) is stands
+        assert subject.overloaded(1.0) is stands
+
+
 def test_one_tenants_backlog_costs_no_other_a_call_and_is_no_overload() -> None:
     subject = room()
     refused = stand(subject, 1, "eeeeem")
