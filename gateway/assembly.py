@@ -30,6 +30,7 @@ from gateway.observe.attempt_readings import attempt_readings, cancel_readings
 from gateway.observe.lag import watch_loop
 from gateway.observe.metrics import Metrics
 from gateway.observe.readings import (
+    AdmissionRow,
     admission_readings,
     balance_readings,
     fleet_readings,
@@ -175,6 +176,7 @@ class Assembly:
             wheel=self.wheel,
             pick_chance=chance.stream("decide.pick"),
             split_chance=chance.stream("decide.split"),
+            limit_chance=chance.stream("decide.limit"),
             tuning=parts.tuning,
             quotas=quotas,
             leases=self.quota_leases,
@@ -262,11 +264,11 @@ class Assembly:
         if self.parts.quota_store is not None:
             yield from store_readings(self.parts.quota_store.statistics(now_s))
 
-    def _admission_rows(self, now_s: float) -> Iterable[tuple[str, str, str, int, int, int]]:
+    def _admission_rows(self, now_s: float) -> Iterable[AdmissionRow]:
         for name, layer in self.stack.admissions.items():
             pool = self.policies.models[name].pool
             for version, row in layer.statistics(now_s).items():
-                yield pool, name, version, row["in_flight"], row["waiting"], row["limit"]
+                yield pool, name, version, row["in_flight"], row["waiting"], row["limit"], row["adaptive"]
 
     def _balance_rows(self, now_s: float) -> Iterable[tuple[str, str, str, Mapping[str, Any]]]:
         for name, layer in self.stack.admissions.items():

@@ -16,6 +16,7 @@ from gateway.decide.attempt_budget import AttemptBudget
 from gateway.decide.quota import TenantQuota
 from gateway.decide.quota_table import MakeQuota, Quotas
 from gateway.decide.retry import RetrySettings
+from gateway.decide.slot_limit import LimitRule
 from gateway.decide.split import Split
 from gateway.decide.stage_budget import StageBudget, StageSettings
 from gateway.decide.tuning import Tuning
@@ -32,7 +33,7 @@ from gateway.layers.sequence import SequenceLayer
 from gateway.layers.stages import StagesLayer
 from gateway.layers.track import TrackLayer
 from gateway.layers.unsent import Unsent
-from gateway.policy.schema import ModelPolicy, PolicySet
+from gateway.policy.schema import Admission, ModelPolicy, PolicySet
 from gateway.runtime.clock import Clock
 from gateway.runtime.wheel import TimerWheel
 from gateway.tuned import tuned
@@ -146,6 +147,7 @@ def build_model_stack(
     clock: Clock,
     wheel: TimerWheel,
     chance: random.Random,
+    limit_chance: random.Random,
     tuning: Tuning,
     seconds: dict[str, AttemptsLayer | Unsent],
 ) -> AdmitLayer:
@@ -167,6 +169,7 @@ def build_model_stack(
         inner = seconds[policy.model] = attempts = AttemptsLayer(
             inner,
             model=policy.model,
+            pool=policy.pool,
             hedging=policy.hedging.enabled,
             retries=RetrySettings(retries_max=policy.retries.max),
             budget=AttemptBudget(tuning.budget.cap(0), tuning.budget),
@@ -188,6 +191,8 @@ def build_model_stack(
         tuning=tuning,
         key_of=None if policy.affinity is None else key_of(policy.affinity),
         unsent=unsent,
+        limit=limit_rule(policy.admission, tuning),
+        limit_chance=limit_chance,
     )
     if attempts is not None:
         fleet.subscribe(attempts.on_snapshot)
@@ -198,6 +203,19 @@ def build_stages(policy: ModelPolicy, inner: Service, clock: Clock, wheel: Timer
     """None where the policy names no stages."""
     stages = policy.deadline.stages
     return None if stages is None else StagesLayer(inner, StageBudget(StageSettings(stages.seconds)), clock, wheel)
+
+
+def limit_rule(admission: Admission, tuning: Tuning) -> LimitRule | None:
+    """What a policy says of the limit; None: the slots are fixed."""
+    limit = admission.limit
+    if not limit.adaptive:
+        return None
+    return LimitRule(
+        floor=limit.floor_per_replica,
+        cap=limit.cap_per_replica,
+        named=admission.slots_per_replica is not None,
+        settings=tuning.limit,
+    )
 
 
 def build_sequences(policy: ModelPolicy, inner: Service, *, fleet: SnapshotSource, clock: Clock) -> SequenceLayer:
@@ -256,6 +274,7 @@ def build_stack(
     wheel: TimerWheel,
     pick_chance: random.Random,
     split_chance: random.Random,
+    limit_chance: random.Random,
     tuning: Tuning | None = None,
     quotas: Quotas | None = None,
     leases: Leases | None = None,
@@ -275,6 +294,7 @@ def build_stack(
             clock=clock,
             wheel=wheel,
             chance=pick_chance,
+            limit_chance=limit_chance,
             tuning=tuning,
             seconds=seconds,
         )

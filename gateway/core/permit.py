@@ -91,6 +91,8 @@ class Special(NamedTuple):
     opens: bool = False
     """The call begins a sequence."""
     doubt: Doubt | None = None
+    told: bool = False
+    """The limit has learnt from its first response; its end teaches nothing more."""
 
 
 class Permit:

@@ -51,14 +51,17 @@ class Phases:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """One model version on one replica. `slots` is how many calls it may have in flight there; `reason` is Triton's
-    where it is not ready.
+    """One model version on one replica. `slots` is how many calls it may have in flight there; `places` how many fill
+    one batch on each of its instances, and `batch_max` the largest batch (0: not known, or it does not batch); `reason`
+    is Triton's where it is not ready.
     """
 
     name: str
     version: str
     state: ModelState
     slots: int = 0
+    places: int = 0
+    batch_max: int = 0
     reason: str = ""
     warmup: str = ""
     """How it was warmed, or why not."""
@@ -108,10 +111,14 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A replica that may be sent a call of one model version, and how many it may have in flight."""
+    """A replica that may be sent a call of one model version, and how many it may have in flight. `places` and
+    `batch_max` are those of its `ModelView`.
+    """
 
     replica: str
     slots: int
+    places: int = 0
+    batch_max: int = 0
 
 
 class _Version(NamedTuple):
@@ -234,8 +241,8 @@ class _Changes:
     __slots__ = ("takers", "traits")
 
     def __init__(self, before: Iterable[ReplicaView], now: Iterable[ReplicaView]) -> None:
-        self.takers: dict[_VersionKey, dict[str, int | None]] = {}
-        """By version and replica: the slots it has now, None if it does not take calls any more."""
+        self.takers: dict[_VersionKey, dict[str, Candidate | None]] = {}
+        """By version and replica: what it takes now, None if it does not take calls any more."""
         self.traits: dict[_VersionKey, None] = {}
         """Versions of which a replica says something else than before, or for the first or the last time."""
         old = {replica.id: replica for replica in before}
@@ -254,21 +261,23 @@ class _Changes:
         for what, model in new.items():
             last = old.get(what)
             if last is not model or lived is not lives:
-                slots = _slots(lives, model)
-                if slots != _slots(lived, last):
-                    self.takers.setdefault((replica.pool, *what), {})[replica.id] = slots
+                taker = _taker(replica.id, lives, model)
+                if taker != _taker(replica.id, lived, last):
+                    self.takers.setdefault((replica.pool, *what), {})[replica.id] = taker
                 if last is None or (last is not model and _traits(last) != _traits(model)):
                     self.traits[replica.pool, *what] = None
         for what, last in old.items():
             if what not in new:
-                if _slots(lived, last) is not None:
+                if _taker(replica.id, lived, last) is not None:
                     self.takers.setdefault((replica.pool, *what), {})[replica.id] = None
                 self.traits[replica.pool, *what] = None
 
 
-def _slots(lives: bool, model: ModelView | None) -> int | None:
-    """How many calls it may have in flight there; None if it takes none."""
-    return model.slots if lives and model is not None and model.state is ModelState.WARMED else None
+def _taker(replica: str, lives: bool, model: ModelView | None) -> Candidate | None:
+    """None if it takes no calls."""
+    if not lives or model is None or model.state is not ModelState.WARMED:
+        return None
+    return Candidate(replica, model.slots, model.places, model.batch_max)
 
 
 def _traits(model: ModelView) -> tuple[bool, float | None, frozenset[str]]:
@@ -291,9 +300,9 @@ def _with_traits(entry: _Version, key: _VersionKey, replicas: Iterable[ReplicaVi
     return _Version(entry.candidates, decoupled, idle_s, texts) if known else None
 
 
-def _with_takers(candidates: Iterable[Candidate], changes: Mapping[str, int | None]) -> tuple[Candidate, ...]:
+def _with_takers(candidates: Iterable[Candidate], changes: Mapping[str, Candidate | None]) -> tuple[Candidate, ...]:
     kept = [each for each in candidates if each.replica not in changes]
-    kept += [Candidate(replica, slots) for replica, slots in changes.items() if slots is not None]
+    kept += [each for each in changes.values() if each is not None]
     kept.sort(key=_by_replica)
     return tuple(kept)
 

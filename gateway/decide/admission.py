@@ -26,8 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from gateway.core.outcome import TEACHINGS, Latency, Outcome, Verdict
 from gateway.core.permit import Kind, Permit, Special
@@ -35,77 +34,19 @@ from gateway.core.snapshot import Candidate
 from gateway.decide.balance import Balance
 from gateway.decide.chance import Chance
 from gateway.decide.cohorts import LEVELS, Cohorts
-from gateway.decide.fair_lines import RoomTicket
-from gateway.decide.hedge import HedgeDelay, HedgeView, HedgeWord, hedge_verdict
+from gateway.decide.hedge import HedgeDelay, HedgeWord, Load, Troubles, hedge_verdict, pool_view
+from gateway.decide.limit import FRESH_MAX as ENDS_MAX
 from gateway.decide.pacer import Pacer
 from gateway.decide.quantiles import FRESH_MAX
-from gateway.decide.rendezvous import Key
+from gateway.decide.slot_limit import Fit, SlotLimit
+from gateway.decide.ticket import WHYS, Decision, Granted, Queued, Refused, Ticket, Why
 from gateway.decide.tuning import Tuning
-from gateway.decide.waiting_room import WORDS, Pace, Refusal, WaitingRoom
-from gateway.decide.waiting_room import Why as RoomWhy
+from gateway.decide.waiting_room import Pace, Refusal, WaitingRoom
 
 QUEUE_MIN = 64
 """A model without batching has two slots, and is often quick: four times that is a burst of a few milliseconds."""
 
-Why = Literal[RoomWhy, "no_replica", "cohort"]
-"""Why a call is refused: `no_replica`, nothing could ever free a slot; `cohort`, it is not its turn under overload; the
-others are the waiting room's.
-"""
-WHYS: tuple[Why, ...] = ("no_replica", "cohort", *WORDS)
-
-
-class Ticket(RoomTicket):
-    """A call that asks for a slot. When its fate is decided, `permit` is set, or `why`. `waiter` is the asker's."""
-
-    __slots__ = ("key", "level", "permit", "waiter", "why")
-
-    def __init__(
-        self,
-        offered_s: float,
-        deadline_s: float,
-        *,
-        criticality: int = 1,
-        tenant: str = "",
-        work: float = 1.0,
-        level: int = 0,
-        pinned: str = "",
-        opens: bool = False,
-        key: Key | None = None,
-    ) -> None:
-        super().__init__(
-            offered_s, deadline_s, criticality=criticality, tenant=tenant, work=work, pinned=pinned, opens=opens
-        )
-        self.level = level
-        """`cohorts.level` of the call."""
-        self.key = key  # what keeps calls together (`affinity.py`)
-        self.permit: Permit | None = None
-        self.why: Why | None = None
-        self.waiter: object = None
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    permit: Permit
-
-
-@dataclass(frozen=True, slots=True)
-class Queued:
-    ahead: int
-    """Calls that waited when it came, but for one that had to make room for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    why: Why
-    wait_s: float = 0.0
-    """How long it would have waited, by estimate."""
-
-
-Decision = Granted | Queued | Refused
-
-DEFAULTS = Tuning()
-
-USUAL = Special()
+DEFAULTS, USUAL = Tuning(), Special()
 
 _ALL = LEVELS - 1
 _OK, _RECORD, _LOWER_BOUND = Outcome.OK, Latency.RECORD, Latency.LOWER_BOUND
@@ -124,12 +65,17 @@ class Admission:
     """Slots and queue of one (pool, model, version).
 
     `queue_max` is the number of tickets that may wait; None means four for each slot there is, at least `QUEUE_MIN`.
-    Nobody is refused for a wait that leaves `objective_s` within reach.
+    Nobody is refused for a wait that leaves `objective_s` within reach. `fit` has the slots; None: those declared.
     A replica that leaves takes its slots with it; calls it still runs are counted until they end.
     """
 
     def __init__(
-        self, chance: Chance, queue_max: int | None = None, tuning: Tuning = DEFAULTS, objective_s: float = 0.0
+        self,
+        chance: Chance,
+        queue_max: int | None = None,
+        tuning: Tuning = DEFAULTS,
+        objective_s: float = 0.0,
+        fit: Fit = None,
     ) -> None:
         self.chance = chance
         self.balance = Balance(chance, tuning.balance)
@@ -143,8 +89,9 @@ class Admission:
         self.cohorts = Cohorts()
         self._queue_max = queue_max
         self._room: WaitingRoom[Ticket] = WaitingRoom(self.queue_max_of(0), objective_s=objective_s)
+        self.fit = fit or SlotLimit(None, chance.random)
         self.candidates: tuple[Candidate, ...] = ()
-        """Of the last update. For reading."""
+        """With the slots that they have now. For reading; as they declared themselves: `fit.declared`."""
         self.ready = 0
         """Replicas that may be sent calls."""
         self.limit = 0
@@ -157,6 +104,7 @@ class Admission:
         """Nobody waits, and the cohorts let everybody in: kept up to date wherever one of these may change."""
         self._in_flight: dict[str, int] = {}
         self._slots: dict[str, int] = {}
+        self._ends = self.fit.ends
         self._opening: dict[str, int] = {}
         """Of openers, how many hold a slot, by replica; none is 0."""
         self.gone: tuple[str, ...] = ()
@@ -184,7 +132,7 @@ class Admission:
 
     def slots_of(self, replica: str) -> int:
         """How many slots the replica has, or had when it was found down; 0 if it is not known."""
-        return self._known.get(replica, 0)
+        return self._slots.get(replica) or self._known.get(replica, 0)
 
     @property
     def idle(self) -> bool:
@@ -237,6 +185,8 @@ class Admission:
 
     def _offer(self, ticket: Ticket, now_s: float) -> Decision:
         pinned = ticket.pinned
+        if self.fit.rested(now_s):
+            self._refit(now_s)
         if not self.candidates or (pinned and pinned not in self._slots):
             self._refused["no_replica"] += 1
             return Refused("no_replica")
@@ -294,30 +244,12 @@ class Admission:
         self.hedges_out += kind == "hedge"
         return self._grant(replica, now_s, kind=kind)
 
-    def may_hedge(self, tried: Collection[str], *, cancels_capped: bool) -> HedgeWord:
+    def may_hedge(self, tried: Collection[str], now_s: float, *, cancels_capped: bool) -> HedgeWord:
         """Whether the state of the pool allows a second attempt of a call that may have one. O(candidates)."""
-        counts = sorted(self._in_flight.get(each.replica, 0) for each in self.candidates)
-        others = [
-            self._in_flight.get(each.replica, 0)
-            for each in self.candidates
-            if each.replica not in tried and self._free(each.replica)
-        ]
-        view = HedgeView(
-            answered=False,
-            read_only=True,
-            replayable=True,
-            cancel_works=True,
-            cancels_capped=cancels_capped,
-            errors_climbing=self.balance.ejection.panic or self.failing > FAILING_MAX,
-            limit_shrinking=False,
-            waiting=self._room.waiting,
-            slots=self.limit,
-            mean_in_flight=self.hedging.mean_in_flight,
-            in_flight=self.in_flight,
-            hedges_out=self.hedges_out,
-            other_in_flight=min(others, default=None),
-            median_in_flight=counts[len(counts) // 2] if counts else 0,
-        )
+        failing = self.balance.ejection.panic or self.failing > FAILING_MAX
+        troubles = Troubles(cancels_capped, failing, self.fit.shrinking(now_s))
+        load = Load(self._room.waiting, self.in_flight, self.hedges_out, self.hedging.mean_in_flight)
+        view = pool_view(self._in_flight, self._slots, tried, troubles, load)
         return hedge_verdict(view, self.hedging.settings)
 
     def withdraw(self, ticket: Ticket) -> bool:
@@ -342,14 +274,19 @@ class Admission:
             del self._in_flight[replica]
         else:
             raise ValueError(f"a slot on {replica} was given back that nobody held")
-        self.in_flight -= 1
+        out = self.in_flight
+        self.in_flight = out - 1
         if now_s >= self._tell_s:
             self._tell(now_s)
         attempt, special = permit.attempt, permit.special
         if special is None and attempt is not None and attempt.outcome is _OK:
             # Nearly every call: an answer to a first attempt, and nothing more to say about it.
-            duration_s = (attempt.answered_s or attempt.ended_s) - attempt.started_s
-            count = permit.in_flight
+            started_s = attempt.started_s
+            duration_s = (attempt.answered_s or attempt.ended_s) - started_s
+            count, ends = permit.in_flight, self._ends
+            ends.append((started_s, duration_s, out))
+            if len(ends) >= ENDS_MAX and self.fit.fold(now_s):
+                self._refit(now_s)
             unit_s = self._answered(replica, duration_s, now_s, count)
             if unit_s:
                 self._fresh.append(duration_s)
@@ -380,6 +317,8 @@ class Admission:
         if attempt is None or attempt.outcome is None:
             return
         outcome = attempt.outcome
+        if self.fit.ended(attempt, special, self.in_flight + 1, now_s):
+            self._refit(now_s)
         if special.kind == "primary":  # of the others, only those that were slow are known
             duration_s = (attempt.answered_s or attempt.ended_s) - attempt.started_s
             if outcome is _OK:
@@ -392,25 +331,32 @@ class Admission:
             self.failing += (1.0 - self.failing) / FAILING_MEMORY
 
     def _tell(self, now_s: float) -> None:
-        """Once a second, and when a window of the pacer ends: the judges hear how long calls take."""
+        """Once a second, and when a window of the pacer or of the limit ends: the judges hear how long calls take."""
+        if self.fit.fold(now_s):
+            self._refit(now_s)
         window = self.pacer.window
         window.count(now_s)
-        self._tell_s = min(now_s + TELL_S, window.until_s)
+        self._tell_s = min(now_s + TELL_S, window.until_s, self.fit.due_s)
         self.pacer.pace(self.limit, now_s)
         self._ejection.expect(self.pacer.median_s or None)
+
+    def _refit(self, now_s: float) -> None:
+        """The slots are others now. Who waits is to be served afterwards."""
+        self.candidates, self._slots, self.limit = self.fit.candidates, self.fit.slots, self.fit.limit
+        self._tell_s = min(self._tell_s, self.fit.due_s)
+        self.balance.update(self.candidates, self.gone, now_s)
 
     def update(self, candidates: Sequence[Candidate], now_s: float, down: Collection[str] = ()) -> None:
         """The fleet changed. `down`: replicas that have been found gone, whatever they had; those that never were
         candidates are passed over.
         """
-        self.candidates = tuple(candidates)
-        self._slots = {candidate.replica: candidate.slots for candidate in candidates}
-        self.ready, self.limit = len(self.candidates), sum(self._slots.values())
-        self._room.queue_max = self.queue_max_of(self.limit)
-        known, self._known = self._known, dict(self._slots)
-        self.gone = tuple(replica for replica in known if replica in down and replica not in self._slots)
+        slots = self.fit.update(candidates, now_s)
+        self.ready = len(slots)
+        self._room.queue_max = self.queue_max_of(sum(slots.values()))
+        known, self._known = self._known | self._slots, slots
+        self.gone = tuple(replica for replica in known if replica in down and replica not in slots)
         self._known.update((replica, known[replica]) for replica in self.gone)
-        self.balance.update(self.candidates, self.gone, now_s)
+        self._refit(now_s)
         refused: list[Ticket] = [] if self.candidates else self._room.evict("")
         for replica in self._room.pinned_to():
             if replica not in self._slots:
@@ -430,8 +376,11 @@ class Admission:
             self._serve(now_s)
 
     def answered(self, permit: Permit, now_s: float) -> None:
-        """The first response of a stream is there: its probe is over, however long the stream may last."""
+        """The first response of a stream is there: its probe is over however long it lasts, and the limit learns."""
         self.balance.answered(permit, now_s)
+        if self.fit.first_response(permit, self.in_flight, now_s):
+            self._refit(now_s)
+            self.look(now_s)
 
     # --- granting -----------------------------------------------------------------------------------------------------
 
@@ -488,6 +437,7 @@ class Admission:
         room = self._room.statistics(now_s)
         return {
             "limit": self.limit,
+            "adaptive": self.fit.statistics(now_s),
             "in_flight": self.in_flight,
             "in_flight_by_replica": dict(sorted(self._in_flight.items())),
             **{name: room[name] for name in ("waiting", "waiting_pinned", "queue_max", "oldest_wait_s", "withdrawn")},

@@ -92,11 +92,13 @@ class AttemptBudget:
         "_retries",
         "_retry",
         "_retry_deposit",
+        "_settings",
         "_window",
     )
 
     def __init__(self, cap: int, settings: AttemptBudgetSettings = DEFAULTS) -> None:
         """Raises ValueError for a cap below 2: each half must be able to hold a send."""
+        self._settings = settings
         self._half_max = _half(cap)
         self._hedge_deposit = round(settings.hedge_deposit * SEND)
         self._retry_deposit = round(settings.retry_deposit * SEND)
@@ -161,8 +163,12 @@ class AttemptBudget:
         self._hedge = min(self._half_max, self._hedge + count * self._hedge_deposit)
         self._retry = min(self._half_max, self._retry + count * self._retry_deposit)
 
+    def set_batch_max(self, batch_max: int) -> None:
+        """The model's largest batch is known, or has changed (0: it does not batch)."""
+        self.set_cap(self._settings.cap(batch_max))
+
     def set_cap(self, cap: int) -> None:
-        """The model's largest batch has changed. What is over the new cap is lost. Raises ValueError below 2."""
+        """What is over the new cap is lost. Raises ValueError below 2."""
         self._half_max = _half(cap)
         self._hedge = min(self._hedge, self._half_max)
         self._retry = min(self._retry, self._half_max)

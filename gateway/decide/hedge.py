@@ -20,9 +20,9 @@ What is different from the hedging in print (finagle's `BackupRequestFilter`, to
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gateway.decide.chance import Chance
 from gateway.decide.quantiles import QuantileSettings, QuantileWindow
@@ -331,3 +331,52 @@ def hedge_verdict(view: HedgeView, settings: HedgeSettings) -> HedgeWord:
     elif view.other_in_flight > 0 and view.other_in_flight >= view.median_in_flight:
         word = "others_busy"
     return word
+
+
+class Troubles(NamedTuple):
+    """What speaks against any second attempt: fields of `HedgeView`."""
+
+    cancels_capped: bool
+    errors_climbing: bool
+    limit_shrinking: bool
+
+
+class Load(NamedTuple):
+    """What a pool has to do: fields of `HedgeView`."""
+
+    waiting: int
+    in_flight: int
+    hedges_out: int
+    mean_in_flight: float
+
+
+def pool_view(
+    in_flight: Mapping[str, int],
+    slots: Mapping[str, int],
+    tried: Collection[str],
+    troubles: Troubles,
+    load: Load,
+) -> HedgeView:
+    """The view of a call that may have a second attempt, of replicas that have `slots` and run `in_flight`."""
+    counts = sorted(in_flight.get(replica, 0) for replica in slots)
+    others = [
+        in_flight.get(replica, 0)
+        for replica, each in slots.items()
+        if replica not in tried and in_flight.get(replica, 0) < each
+    ]
+    return HedgeView(
+        answered=False,
+        read_only=True,
+        replayable=True,
+        cancel_works=True,
+        cancels_capped=troubles.cancels_capped,
+        errors_climbing=troubles.errors_climbing,
+        limit_shrinking=troubles.limit_shrinking,
+        waiting=load.waiting,
+        slots=sum(slots.values()),
+        mean_in_flight=load.mean_in_flight,
+        in_flight=load.in_flight,
+        hedges_out=load.hedges_out,
+        other_in_flight=min(others, default=None),
+        median_in_flight=counts[len(counts) // 2] if counts else 0,
+    )

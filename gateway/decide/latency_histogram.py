@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from math import ceil, exp, log
+from bisect import bisect_left
+from collections.abc import Iterable
+from math import ceil, exp, isfinite, log
 
 LEAST_S = 1e-5
 MOST_S = 1e5
@@ -35,6 +37,22 @@ class LatencyHistogram:
         self._sum_s += duration_s
         self._counts[index] = self._counts.get(index, 0) + 1
         self.count += 1
+
+    def add_all(self, durations_s: Iterable[float]) -> None:
+        """Several. Sorted, what falls into one bucket is one step."""
+        ordered = sorted(durations_s)
+        if not ordered or not (ordered[0] > LEAST_S and ordered[-1] < MOST_S and isfinite(sum(ordered))):
+            for duration_s in ordered:
+                self.add(duration_s)
+            return
+        counts, at = self._counts, 0
+        while at < len(ordered):
+            index = int(log(ordered[at] / LEAST_S) * PER_E)
+            end = max(at + 1, bisect_left(ordered, LEAST_S * exp((index + 1) / PER_E), at))
+            counts[index] = counts.get(index, 0) + end - at
+            at = end
+        self._sum_s += sum(ordered)
+        self.count += len(ordered)
 
     def quantile(self, share: float) -> float:
         """Seconds; `share` of the samples took no longer. O(buckets in use). Raises ValueError without a sample:

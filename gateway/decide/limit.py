@@ -30,14 +30,17 @@ its start that does no more work is given up. What is not in use does not grow.
 two waves of calls, at jittered times so that gateways do not dip together.
 
 What does not count: anything NEUTRAL (the caller's errors, local rejects, the model's own faults); and successes that
-were sent before the window began, under another limit perhaps, teach no latency.
-O(1) amortised, 1 to 1.5 us a call. Memory is fixed: one histogram, a few numbers, up to 512 samples in a probe.
+were sent before the window began, under another limit perhaps, teach no latency. An attempt that lost to its hedge took
+longer than nearly all others do (`outlasted`): without it, the slowest would be missing from the percentile.
+
+O(1) amortised. Plain successes may be left in `fresh`, and are taken in by `fold`. Memory is fixed: one histogram, a
+few numbers, `FRESH_MAX` successes, up to 512 samples in a probe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import ceil, log10
+from math import ceil, inf, log10
 from typing import Any, Literal
 
 from gateway.core.outcome import Verdict
@@ -47,8 +50,12 @@ from gateway.decide.limit_probe import Probe
 from gateway.decide.limit_settings import LimitSettings
 from gateway.decide.limit_trial import Trial
 
+LOOKS = 16
+"""How often in a window's time it is looked whether one that had too few samples has enough of them."""
 FULL = 0.8
 """All slots are taken if those in flight come to this share of the limit on average: a batch that ends leaves a gap."""
+FRESH_MAX = 256
+"""Successes that may wait to be taken in."""
 TRIAL_WAIT_FACTOR_MAX = 16
 PATIENCE_MAX_S = 600.0
 DEFAULTS = LimitSettings()
@@ -61,15 +68,15 @@ Why = Literal[
 
 
 class AdaptiveLimit:
-    """Of one (model, version, replica set). `floor`, `start`, `cap` are calls (`LimitSettings.bounds` has the rule);
+    """Of one (model, version, replica set). `floor`, `start`, `cap` are calls (`slot_limit.py` has the rule);
     `chance` gives uniform draws from [0, 1), one for each probe and each trial that fails.
     """
 
     __slots__ = (
-        "_baseline", "_cap", "_chance", "_drops", "_drops_total", "_due_s", "_ended_s", "_floor", "_full",
-        "_idle_s", "_in_flight_sum", "_latency", "_limit", "_next_up", "_p90s", "_peak", "_probe", "_probes", "_queue",
-        "_recent_s", "_settings", "_shrunk_s", "_since_s", "_slowest_s", "_start", "_successes", "_trial",
-        "_trial_wait", "_wait", "_window_s", "_windows", "limit", "why",
+        "_baseline", "_chance", "_drops", "_drops_total", "_ended_s", "_full",
+        "_idle_s", "_in_flight_sum", "_latency", "_limit", "_next_up", "_outlasted", "_p90s", "_peak", "_probe",
+        "_probes", "_queue", "_recent_s", "_settings", "_shrunk_s", "_since_s", "_slowest_s", "_successes", "_trial",
+        "_trial_wait", "_wait", "_window_s", "_windows", "cap", "due_s", "floor", "fresh", "limit", "start", "why",
     )  # fmt: skip
 
     def __init__(
@@ -83,7 +90,8 @@ class AdaptiveLimit:
     ) -> None:
         """Raises ValueError unless 1 <= floor <= start <= cap."""
         _check(floor, start, cap)
-        self._floor, self._start, self._cap = floor, start, cap
+        self.floor, self.start, self.cap = floor, start, cap
+        """For reading."""
         self._chance = chance
         self._settings = settings
         self._idle_s = settings.idle_s
@@ -94,11 +102,18 @@ class AdaptiveLimit:
         """For reading."""
         # The window.
         self._latency = LatencyHistogram()
-        self._successes = self._drops = self._peak = self._in_flight_sum = 0
+        self._successes = self._drops = self._outlasted = self._peak = self._in_flight_sum = 0
         self._slowest_s = 0.0
         self._since_s = self._ended_s = now_s
         self._window_s = settings.window_s
-        self._due_s = now_s + self._window_s
+        self.due_s = now_s + self._window_s
+        """From then on `fold` decides something; the past during a probe, which wants to see each ending at once. For
+        reading.
+        """
+        self.fresh: list[tuple[float, float, int]] = []
+        """Successes that are not taken in yet, as (started_s, duration_s, in_flight), each as `ended` has it. A hot
+        path may append here, and has to call `fold` at `FRESH_MAX` of them, and when `due_s` has come.
+        """
         # What windows taught.
         self._p90s: list[float] = []
         self._recent_s = 0.0
@@ -124,30 +139,67 @@ class AdaptiveLimit:
         """An attempt ended at `now_s` that was sent at `started_s` and took `duration_s` (of a stream: to its first
         response). `in_flight`: those that were out when it ended, itself included. O(1) amortised. Never raises.
         """
+        if verdict is Verdict.SUCCESS:
+            self.fresh.append((started_s, duration_s, in_flight))
+            if now_s >= self.due_s or len(self.fresh) >= FRESH_MAX:
+                self.fold(now_s)
+            return
+        self.fold(now_s)
         if verdict is Verdict.NEUTRAL:
             if self._probe is not None:
                 self._probing(self._probe, verdict, started_s, duration_s, in_flight, now_s)
             return
-        if now_s - self._ended_s > self._idle_s:
-            self._idle(now_s)
+        self.rest(now_s)
         self._ended_s = now_s
         if self._probe is not None:
             self._probing(self._probe, verdict, started_s, duration_s, in_flight, now_s)
             return
         self._in_flight_sum += in_flight
-        if in_flight > self._peak:
-            self._peak = in_flight
-        if verdict is Verdict.SUCCESS:
-            self._successes += 1
-            if duration_s > self._slowest_s:
-                self._slowest_s = duration_s
-            if started_s >= self._since_s:
-                self._latency.add(duration_s)
-        else:
-            self._drops += 1
-            self._drops_total += 1
-        if now_s >= self._due_s:
+        self._peak = max(self._peak, in_flight)
+        self._drops += 1
+        self._drops_total += 1
+        if now_s >= self.due_s:
             self._close(now_s)
+
+    def outlasted(self) -> None:
+        """An attempt was given up because its hedge had answered: it counts among the slowest of its window."""
+        self._outlasted += self._probe is None
+
+    def fold(self, now_s: float) -> None:
+        """Take in what is fresh, and close the window if it is due. O(fresh)."""
+        fresh = self.fresh
+        if fresh:
+            started_s, duration_s, _ = fresh[0]
+            self.rest(min(now_s, started_s + duration_s))
+            started_s, duration_s, _ = fresh[-1]
+            self._ended_s = max(self._ended_s, min(now_s, started_s + duration_s))
+            if self._probe is None:
+                self._take_in(fresh)
+            else:
+                for started_s, duration_s, in_flight in fresh:
+                    # What ended together with the last sample of a probe was sent before the window that it opens.
+                    if self._probe is not None:
+                        self._probing(self._probe, Verdict.SUCCESS, started_s, duration_s, in_flight, now_s)
+            fresh.clear()
+        if now_s >= self.due_s and self._probe is None:
+            self._close(now_s)
+
+    def _take_in(self, fresh: list[tuple[float, float, int]]) -> None:
+        started, durations, in_flight = zip(*fresh, strict=True)
+        self._successes += len(fresh)
+        self._in_flight_sum += sum(in_flight)
+        self._peak = max(self._peak, *in_flight)
+        self._slowest_s = max(self._slowest_s, *durations)
+        since_s = self._since_s
+        if min(started) >= since_s:
+            self._latency.add_all(durations)
+        else:
+            self._latency.add_all([duration_s for started_s, duration_s, _ in fresh if started_s >= since_s])
+
+    def rest(self, now_s: float) -> None:
+        """A call comes or ends now: what was learnt before a long silence is forgotten."""
+        if now_s - self._ended_s > self._idle_s:
+            self._idle(now_s)
 
     def shrinking(self, now_s: float) -> bool:
         """Whether the limit fell within two windows, or stands at its floor to measure. Hedging asks."""
@@ -160,18 +212,19 @@ class AdaptiveLimit:
         1 <= floor <= start <= cap.
         """
         _check(floor, start, cap)
-        if (floor, start, cap) == (self._floor, self._start, self._cap):
+        if (floor, start, cap) == (self.floor, self.start, self.cap):
             return
+        self.fold(now_s)
         self._call_off()
-        scaled = self._limit * start / self._start
-        self._floor, self._start, self._cap = floor, start, cap
+        scaled = self._limit * start / self.start
+        self.floor, self.start, self.cap = floor, start, cap
         self._set(scaled, "fleet")
         self._queue = 0
         self._full = None
         self._restart(now_s)
 
     def _set(self, limit: float, why: Why) -> None:
-        limit = min(max(limit, float(self._floor)), float(self._cap))
+        limit = min(max(limit, float(self.floor)), float(self.cap))
         if limit != self._limit:
             self._full = None  # what was answered under another limit
         self._limit = limit
@@ -182,11 +235,11 @@ class AdaptiveLimit:
         """A window begins."""
         settings = self._settings
         self._latency.clear()
-        self._successes = self._drops = self._peak = self._in_flight_sum = 0
+        self._successes = self._drops = self._outlasted = self._peak = self._in_flight_sum = 0
         self._slowest_s = 0.0
         self._since_s = now_s
         self._window_s = min(max(3 * self._recent_s, settings.window_s), settings.window_max_s)
-        self._due_s = now_s + self._window_s
+        self.due_s = now_s + self._window_s if self._probe is None else -inf
 
     def _call_off(self) -> None:
         """No trial, no probe."""
@@ -198,8 +251,8 @@ class AdaptiveLimit:
         self._call_off()
         self._p90s.clear()
         self._full = None
-        if self._limit < self._start:
-            self._set(self._start, "idle")
+        if self._limit < self.start:
+            self._set(self.start, "idle")
         self._restart(now_s)
 
     def _close(self, now_s: float) -> None:
@@ -212,17 +265,20 @@ class AdaptiveLimit:
             # Slow models: several waves of the slowest calls must fit, or nothing would ever be learnt of them.
             if elapsed_s > min(PATIENCE_MAX_S, settings.window_max_s + 10 * self._slowest_s):
                 self._restart(now_s)
+            else:
+                self.due_s = now_s + self._window_s / LOOKS
             return
         self._windows += 1
         if dropping:
             self._call_off()
-            self._queue = self.limit - self._floor
-            self._shrink(max(_step(self._limit), (self._limit - self._floor) / 4), "drops", now_s)
+            self._queue = self.limit - self.floor
+            self._shrink(max(_step(self._limit), (self._limit - self.floor) / 4), "drops", now_s)
         else:
-            p90_s = self._latency.quantile(min(1.0, settings.quantile * total / self._successes))
+            every = total + self._outlasted
+            p90_s = self._latency.quantile(min(1.0, settings.quantile * every / self._successes))
             self._p90s = [*self._p90s[-2:], p90_s]
             self._recent_s = sorted(self._p90s)[(len(self._p90s) - 1) // 2]
-            calm = self._in_flight_sum <= self._floor * total
+            calm = self._in_flight_sum <= self.floor * total
             self._baseline.window(p90_s, self._recent_s, elapsed_s, calm=calm, now_s=now_s)
             full = self._in_flight_sum >= FULL * self.limit * total
             # By Little's law; answers counted would be off by the last batch, which in a slow model is all there is.
@@ -233,10 +289,10 @@ class AdaptiveLimit:
         self._restart(now_s)
 
     def _decide(self, full: bool, rate: float, now_s: float) -> None:
-        limit, start = self._limit, self._start
-        room, scale = start - self._floor, log10(limit)
+        limit, start = self._limit, self.start
+        room, scale = start - self.floor, log10(limit)
         waiting = ceil(limit * (1 - self._baseline.value_s / self._recent_s))
-        self._queue = queue = max(0, min(waiting, self.limit - self._floor))
+        self._queue = queue = max(0, min(waiting, self.limit - self.floor))
         alpha, beta = max(3 * scale, 0.9 * room), max(6 * scale, 1.1 * room)
         if self._trial is not None:
             self._judge(self._trial, full, rate)
@@ -254,22 +310,22 @@ class AdaptiveLimit:
             self._perhaps_try(queue < alpha and not self._baseline.guessed, rate)
 
     def _shrink(self, by: float, why: Why, now_s: float) -> None:
-        if self._limit > self._floor:
+        if self._limit > self.floor:
             self._shrunk_s = now_s
         self._set(self._limit - by, why)
 
     def _perhaps_try(self, may_rise: bool, rate: float) -> None:
         """All slots were taken for one more window, and the queue asks for no change."""
         before, self._full = self._full, rate
-        limit, start = self._limit, self._start
+        limit, start = self._limit, self.start
         self.why = "steady"
         if self._wait > 0:
             self._wait -= 1
         elif before is not None:
             rate = (before + rate) / 2
             step = max(_step(limit), self._settings.trial_step * limit)
-            if may_rise and limit <= self._cap - 1 and (self._next_up or limit < start + 1):
-                self._try(min(limit + step, self._cap), rate, "trial_up")
+            if may_rise and limit <= self.cap - 1 and (self._next_up or limit < start + 1):
+                self._try(min(limit + step, self.cap), rate, "trial_up")
             elif limit >= start + 1:
                 self._try(max(limit - step, start), rate, "trial_down")
 
@@ -297,12 +353,14 @@ class AdaptiveLimit:
 
     def _perhaps_probe(self, rate: float, now_s: float) -> None:
         """All slots were taken, and `rate` calls were answered per second."""
-        if self.limit <= self._floor or self._trial is not None or not self._baseline.due(self._floor / rate, now_s):
+        if self.cap <= self.start:
+            return  # latency can move nothing
+        if self.limit <= self.floor or self._trial is not None or not self._baseline.due(self.floor / rate, now_s):
             return
         patience_s = min(PATIENCE_MAX_S, max(5.0, 20 * self._recent_s))
-        self._probe = Probe(self._floor, now_s, patience_s, self._settings.drop_share)
+        self._probe = Probe(self.floor, now_s, patience_s, self._settings.drop_share)
         self._probes += 1
-        self.limit = self._floor
+        self.limit = self.floor
         self.why = "probe"
 
     def _probing(
@@ -325,9 +383,9 @@ class AdaptiveLimit:
         return {
             "limit": self.limit,
             "why": self.why,
-            "floor": self._floor,
-            "start": self._start,
-            "cap": self._cap,
+            "floor": self.floor,
+            "start": self.start,
+            "cap": self.cap,
             "baseline_s": self._baseline.value_s,
             "baseline_guessed": self._baseline.guessed,
             "baseline_age_s": self._baseline.age_s(now_s),

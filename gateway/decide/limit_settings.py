@@ -1,27 +1,15 @@
-"""The numbers of the adaptive limit."""
+"""The numbers of the adaptive limit. Its bounds are in `slot_limit.py`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, isfinite
+from math import isfinite
 
 
 @dataclass(frozen=True, slots=True)
 class LimitSettings:
     """Raises ValueError with the name of the number that is out of range."""
 
-    floor: int | None = None
-    """Calls; None: the places of the replica set, that is n replicas x I instances x b* calls in a full batch."""
-    start: int | None = None
-    """Calls; None: `start_factor` times the floor."""
-    cap: int | None = None
-    """Calls; None: `cap_factor` times the floor. A number here is kept whatever floor and start say."""
-    start_factor: float = 2.0
-    """One batch that runs and one that fills on each instance: with less, an instance that is done finds a part of a
-    batch. (Design: start 2*n*I*b*.)
-    """
-    cap_factor: float = 8.0
-    """(Design: cap 8*n*I*b*.)"""
     window_s: float = 1.0
     """The shortest window (failsafe-go); it is at least three times the recent latency, so that slow calls are seen."""
     window_max_s: float = 30.0
@@ -52,31 +40,11 @@ class LimitSettings:
             value = getattr(self, name)
             if not (isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be a finite number above 0, not {value}")
-        for name in ("start_factor", "cap_factor"):
-            value = getattr(self, name)
-            if not (isfinite(value) and value >= 1):
-                raise ValueError(f"{name} must be a finite number of at least 1, not {value}")
         for name in ("quantile", "drop_share"):
             value = getattr(self, name)
             if not 0 < value < 1:
                 raise ValueError(f"{name} must lie between 0 and 1, not {value}")
-        for name in ("floor", "start", "cap"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
         if self.window_max_s < self.window_s:
             raise ValueError(f"window_max_s must be at least window_s ({self.window_s}), not {self.window_max_s}")
         if self.samples_min < 1 or self.trial_wait < 1:
             raise ValueError(f"samples_min ({self.samples_min}) and trial_wait ({self.trial_wait}) must be at least 1")
-        if self.floor is not None and self.cap is not None and self.floor > self.cap:
-            raise ValueError(f"floor ({self.floor}) must not be above cap ({self.cap})")
-
-    def bounds(self, places: int) -> tuple[int, int, int]:
-        """(floor, start, cap) for a replica set of `places` = n*I*b* (at least 1 is taken). A cap that is named here
-        wins over the other two, a floor over the start.
-        """
-        floor = self.floor or max(1, places)
-        cap = self.cap or max(floor, ceil(floor * self.cap_factor), self.start or 1)
-        floor = min(floor, cap)
-        start = self.start or ceil(floor * self.start_factor)
-        return floor, min(max(floor, start), cap), cap

@@ -10,6 +10,7 @@ from gateway.decide.attempt_budget import AttemptBudgetSettings
 from gateway.decide.balance import BalanceSettings
 from gateway.decide.cancel_cap import CancelCapSettings
 from gateway.decide.hedge import HedgeSettings
+from gateway.decide.limit_settings import LimitSettings
 from gateway.decide.pacer import PacerSettings
 
 
@@ -19,4 +20,5 @@ class Tuning:
     budget: AttemptBudgetSettings = field(default_factory=AttemptBudgetSettings)
     cancels: CancelCapSettings = field(default_factory=CancelCapSettings)
     hedge: HedgeSettings = field(default_factory=HedgeSettings)
+    limit: LimitSettings = field(default_factory=LimitSettings)
     pacer: PacerSettings = field(default_factory=PacerSettings)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gateway.core.faces import ModelConfigBytes
 from gateway.core.snapshot import ModelState, ModelView, Phases
 from gateway.fleet.metrics_text import ModelFigures, rates
+from gateway.fleet.slots import batch_max, places
 from gateway.wire.kserve.model_config import ModelConfigSummary
 
 Key = tuple[str, str]
@@ -131,6 +132,8 @@ class ModelRecord:
             version=key[1],
             state=self.state,
             slots=self.slots,
+            places=0 if self.description is None else places(self.description.summary),
+            batch_max=0 if self.description is None else batch_max(self.description.summary),
             reason=self.reason,
             warmup=self.note,
             phases=Phases(

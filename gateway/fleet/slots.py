@@ -16,8 +16,17 @@ def default_slots(config: ModelConfigSummary) -> int:
     one after the other, and Triton tells neither; too few slots are seen at once (calls wait here, where they are
     counted), too many hide the waiting inside the replica. `guessed` says so, and the prober tells the operator.
     """
-    batch = config.max_batch_size if config.batches else 1
-    return min(SLOTS_MAX, 2 * max(1, config.instances) * max(1, batch))
+    return min(SLOTS_MAX, 2 * places(config))
+
+
+def places(config: ModelConfigSummary) -> int:
+    """How many calls fill one batch on each instance of the replica: what runs there at once."""
+    return max(1, config.instances) * max(1, batch_max(config))
+
+
+def batch_max(config: ModelConfigSummary) -> int:
+    """The largest number of calls that Triton merges into one execution; 0 if it merges none."""
+    return config.max_batch_size if config.batches else 0
 
 
 def slots_of(policy: ModelPolicy, config: ModelConfigSummary) -> int:

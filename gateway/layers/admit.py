@@ -18,10 +18,12 @@ from gateway.core.permit import Permit
 from gateway.core.reply import Reply
 from gateway.core.service import Service
 from gateway.core.snapshot import FleetSnapshot, ModelState, ReplicaState, ReplicaView
-from gateway.decide.admission import Admission, Granted, Queued, Ticket, Why
+from gateway.decide.admission import Admission
 from gateway.decide.chance import Chance
 from gateway.decide.cohorts import level
 from gateway.decide.rendezvous import Key
+from gateway.decide.slot_limit import LimitRule, SlotLimit
+from gateway.decide.ticket import Granted, Queued, Ticket, Why
 from gateway.decide.tuning import Tuning
 from gateway.layers.affinity import KeyOf, tell_affinity
 from gateway.layers.desk import NO_DEADLINE_S, AdmissionDesk
@@ -56,12 +58,15 @@ class AdmitLayer:
         wheel: TimerWheel,
         chance: Chance,
         tuning: Tuning | None = None,
+        limit: LimitRule | None = None,
+        limit_chance: Chance | None = None,
         objective_s: float = 0.0,
         key_of: KeyOf | None = None,
         unsent: Unsent | None = None,
     ) -> None:
-        """`key_of`: what keeps a call together with others (`affinity.py`); None where nothing does. `unsent` is asked
-        about calls that have failed.
+        """`limit` None: the slots are as the fleet declares them. `limit_chance`: for its draws alone. `key_of`: what
+        keeps a call together with others (`affinity.py`); None where nothing does. `unsent` is asked about calls that
+        have failed.
         """
         self._inner = inner
         self._model = model
@@ -75,6 +80,8 @@ class AdmitLayer:
         self._tuning = tuning or Tuning()
         self._key_of = key_of
         self._unsent = unsent
+        self._limit = limit
+        self._limit_chance = limit_chance or chance
         self._desks: dict[str, AdmissionDesk] = {}
         fleet.subscribe(self._on_snapshot)
 
@@ -94,6 +101,8 @@ class AdmitLayer:
         permit = None if call.pinned or key is not None else admission.take(by_s, now_s)
         if permit is not None:
             trail.admitted_s = now_s
+            if call.explain:
+                _note_limit(call, admission)
         else:
             permit = await self._with_ticket(call, desk, by_s, now_s, key)
         permit.desk = desk
@@ -125,6 +134,7 @@ class AdmitLayer:
             key=key,
         )
         decision = admission.offer(ticket, now_s)
+        _note_limit(call, admission)
         if admission.decided:
             desk.wake()
         if isinstance(decision, Granted):
@@ -152,10 +162,13 @@ class AdmitLayer:
         """A new admission for `version`; None if nobody can run it. Made only for versions of the fleet, never for a
         caller's word.
         """
-        candidates = self._fleet.snapshot.candidates(self._pool, self._model, version)
+        snapshot = self._fleet.snapshot
+        candidates = snapshot.candidates(self._pool, self._model, version)
         if not candidates:
             return None
-        admission = Admission(self._chance, self._queue_max, self._tuning, self._objective_s)
+        streams = snapshot.decoupled(self._pool, self._model, version)
+        fit = SlotLimit(self._limit, self._limit_chance.random, streams=streams)
+        admission = Admission(self._chance, self._queue_max, self._tuning, self._objective_s, fit)
         admission.update(candidates, self._now_s())
         desk = self._desks[version] = AdmissionDesk(
             admission, self._now_s, self._wheel, f"{self._pool}, {shown(self._model)} {shown(version)}"
@@ -172,7 +185,7 @@ class AdmitLayer:
             away = [each for each in admission.gone if each in views and _comes_back(views[each], key, now_s)]
             # Where nothing is new for this version the snapshot shares what has not changed. But one that was down may
             # have left the fleet, or come back without this version, and must not be counted for ever.
-            if candidates is not admission.candidates or len(away) != len(admission.gone):
+            if candidates is not admission.fit.declared or len(away) != len(admission.gone):
                 down = {replica for replica, view in views.items() if view.state is ReplicaState.DOWN}
                 admission.update(candidates, now_s, down.union(away))
                 desk.wake()
@@ -218,6 +231,13 @@ def _comes_back(replica: ReplicaView, key: tuple[str, str], now_s: float) -> boo
     if model is None or model.state is ModelState.UNAVAILABLE:
         return now_s - (replica.phases.live_s or 0.0) < LOADS_AGAIN_S
     return True
+
+
+def _note_limit(call: Call, admission: Admission) -> None:
+    """A call that may have met another limit than it would have at first is told so."""
+    found = admission.fit.note()
+    if found is not None:
+        call.trail.note("limit", *found)
 
 
 def _refused(call: Call, admission: Admission, why: Why, wait_s: float) -> GatewayError:

@@ -34,7 +34,7 @@ from gateway.core.outcome import TEACHINGS, Outcome
 from gateway.core.permit import Desk, Permit
 from gateway.core.reply import Reply
 from gateway.core.service import Service
-from gateway.core.snapshot import FleetSnapshot, ReplicaState
+from gateway.core.snapshot import Candidate, FleetSnapshot, ReplicaState
 from gateway.decide.attempt_budget import AttemptBudget, DownAllowance
 from gateway.decide.chance import Chance
 from gateway.decide.hedge import PASSING
@@ -71,6 +71,7 @@ class AttemptsLayer:
         inner: Service,
         *,
         model: str,
+        pool: str,
         hedging: bool,
         retries: RetrySettings,
         budget: AttemptBudget,
@@ -81,6 +82,9 @@ class AttemptsLayer:
     ) -> None:
         self._inner = inner
         self._model = model
+        self._pool = pool
+        self._declared: tuple[tuple[Candidate, ...], ...] = ()
+        """Of each version that is ready, those who run it."""
         self._hedging = hedging
         self._retries = retries
         self.budget = budget
@@ -271,6 +275,13 @@ class AttemptsLayer:
 
     def on_snapshot(self, snapshot: FleetSnapshot) -> None:
         """To be told after admission, which must not offer what has just gone down."""
+        declared = tuple(
+            snapshot.candidates(self._pool, self._model, version)
+            for version in snapshot.ready_versions(self._pool, self._model)
+        )
+        if declared != self._declared:
+            self._declared = declared
+            self.budget.set_batch_max(max((each.batch_max for some in declared for each in some), default=0))
         down = frozenset(each.id for each in snapshot.replicas if each.state is ReplicaState.DOWN)
         lost, self._down = down - self._down, down
         if lost:

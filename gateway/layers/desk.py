@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from gateway.core.call import Call
 from gateway.core.permit import Kind, Permit, Special
-from gateway.decide.admission import Admission, Queued, Ticket
+from gateway.decide.admission import Admission
 from gateway.decide.class_tally import ClassTally
+from gateway.decide.ticket import Queued, Ticket
 from gateway.layers.judgements import tell_news
 from gateway.runtime.wheel import NOWHERE, TimerWheel, Waiting
 
@@ -93,6 +94,8 @@ class AdmissionDesk(Waiting):
 
     def answered(self, permit: Permit) -> None:
         self.admission.answered(permit, self._now_s())
+        if self.admission.decided:
+            self.wake()
 
     def another(self, kind: Kind, tried: tuple[str, ...]) -> Permit | None:
         permit = self.admission.another(kind, tried, self._now_s())
@@ -136,7 +139,7 @@ class AdmissionDesk(Waiting):
         return self.admission.hedging.again_s(elapsed_s, remaining_s)
 
     def may_hedge(self, tried: tuple[str, ...], *, cancels_capped: bool) -> str:
-        return self.admission.may_hedge(tried, cancels_capped=cancels_capped)
+        return self.admission.may_hedge(tried, self._now_s(), cancels_capped=cancels_capped)
 
     def hedge_none(self) -> str:
         return self.admission.hedging.why_none()

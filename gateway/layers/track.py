@@ -49,7 +49,7 @@ class TrackLayer:
             if isinstance(reply, StreamReply) and not reply.finished:
                 # The replica still works on it: attempt and slot are out until the last response. The transport closes
                 # the attempt there, or the reply's end does.
-                if special is not None and special.probe is not None and permit.desk is not None:
+                if permit.desk is not None:
                     permit.desk.answered(permit)
                 self._end_later(reply, call, permit, attempt)
                 return reply

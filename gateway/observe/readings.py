@@ -56,11 +56,21 @@ def fleet_readings(snapshot: FleetSnapshot, metrics: Metrics, now_s: float) -> I
         yield "sluice_triton_pending_requests", key, count
 
 
-def admission_readings(rows: Iterable[tuple[str, str, str, int, int, int]], metrics: Metrics) -> Iterable[Reading]:
-    """From (pool, model, version, in flight, queued, slots)."""
+AdmissionRow = tuple[str, str, str, int, int, int, Mapping[str, Any] | None]
+"""Pool, model, version, in flight, queued, slots, what the adaptive limit says of itself (None: there is none)."""
+
+_LIMIT = (("floor", "sluice_slots_floor"), ("cap", "sluice_slots_cap"), ("drops", "sluice_limit_drops_total"))
+
+
+def admission_readings(rows: Iterable[AdmissionRow], metrics: Metrics) -> Iterable[Reading]:
     sums: dict[tuple[str, str, str], list[int]] = {}
-    for pool, model, version, in_flight, queued, slots in rows:
+    limits: dict[tuple[str, str, str], Counter[str]] = {}
+    for pool, model, version, in_flight, queued, slots, limit in rows:
         key = (labels.text(pool), metrics.model_label(model), metrics.version_label(model, version))
+        if limit is not None:
+            counts = limits.setdefault(key, Counter())
+            counts.update({name: limit[name] for name, _ in _LIMIT})
+            counts[f"why {limit['why']}"] += 1
         total = sums.setdefault(key, [0, 0, 0])
         total[0] += in_flight
         total[1] += queued
@@ -69,6 +79,12 @@ def admission_readings(rows: Iterable[tuple[str, str, str, int, int, int]], metr
         yield "sluice_calls_in_flight", key, in_flight
         yield "sluice_calls_queued", key, queued
         yield "sluice_slots", key, slots
+    for key, counts in limits.items():
+        for name, metric in _LIMIT:
+            yield metric, key, counts[name]
+        for name, count in counts.items():
+            if name.startswith("why "):
+                yield "sluice_limit_why", (*key, name.removeprefix("why ")), count
 
 
 def quota_readings(counts: Mapping[str, Any]) -> Iterable[Reading]:

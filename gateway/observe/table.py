@@ -106,7 +106,19 @@ TABLE: tuple[Row, ...] = (
     ),
     _gauge("sluice_calls_in_flight", "pool model version", "Calls that hold a permit now."),
     _gauge("sluice_calls_queued", "pool model version", "Calls that wait for a permit now."),
-    _gauge("sluice_slots", "pool model version", "Permits that the ready replicas have together."),
+    _gauge("sluice_slots", "pool model version", "Permits that the ready replicas have together: the limit."),
+    _gauge("sluice_slots_floor", "pool model version", "Where `admission.limit.adaptive`: it never falls below this."),
+    _gauge("sluice_slots_cap", "pool model version", "The same: nor rises above this."),
+    _gauge(
+        "sluice_limit_why",
+        "pool model version why",
+        "1 for what moved or held the limit last, of a closed list (docs/operations.md, what deciders say).",
+    ),
+    _counter(
+        "sluice_limit_drops_total",
+        "pool model version",
+        "Attempts that timed out or were refused for load: what makes the limit fall.",
+    ),
     # Quotas of tenants; there are none of these where no policy limits a tenant.
     _counter("sluice_quota_granted_total", "", "Calls that were within their tenant's quota, or had none."),
     _counter(

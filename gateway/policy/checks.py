@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 from gateway.core.header_names import NEVER_PREFIXES, TRACE_CONTEXT, never_forwarded
@@ -38,7 +38,7 @@ def check_fleet(fleet: Fleet, problems: Problems) -> None:
 def check_model(model: Model, fleet: Fleet, problems: Problems) -> None:
     for check in (_pool, _body_sizes, check_balance):
         check(model, fleet, problems)
-    for own in (_json_size, _versions, _split, _times, _classes, _stages):
+    for own in (_json_size, _versions, _split, _times, _classes, _stages, _slots):
         own(model, problems)
 
 
@@ -214,6 +214,25 @@ def _json_size(model: Model, problems: Problems) -> None:
     if body is not None and json is not None and json > body and model.given("limits", "json_bytes_max"):
         message = f"`json_bytes_max` ({json}) is more than `body_bytes_max` ({body}), of which JSON is a part"
         _add(problems, model, ("limits", "json_bytes_max"), message, "lower it, or raise `body_bytes_max`")
+
+
+def _slots(model: Model, problems: Problems) -> None:
+    """The limit starts at the slots, between its floor and its cap."""
+    names = ("floor_per_replica", "cap_per_replica")
+    floor, cap = (model.get("admission", "limit", name) for name in names)
+    slots = model.get("admission", "slots_per_replica")
+    paths: tuple[Path, ...] = (("admission", "limit", names[0]), ("admission", "slots_per_replica"))
+    paths += (("admission", "limit", names[1]),)
+    rising = [(value, path) for value, path in zip((floor, slots, cap), paths, strict=True) if value is not None]
+    for (less, lower), (more, upper) in pairwise(rising):
+        if less > more:
+            message = f"`{path_text(lower)}` ({less}) is more than `{path_text(upper)}` ({more})"
+            _add(problems, model, lower, message, "the floor is at most the slots, and these at most the cap")
+            return
+    if model.get("admission", "limit", "adaptive") is False and (floor is not None or cap is not None):
+        path = paths[0] if floor is not None else paths[2]
+        message = f"`{path_text(path)}` bounds a limit that `adaptive: false` holds still"
+        _add(problems, model, path, message, "remove it, or write `adaptive: true`; `slots_per_replica` sets the slots")
 
 
 def _versions(model: Model, problems: Problems) -> None:

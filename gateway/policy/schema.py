@@ -285,6 +285,32 @@ class Limits(Strict, frozen=True, kw_only=True):
     ] = 2 * MIB
 
 
+class AdaptiveLimit(Strict, frozen=True, kw_only=True):
+    adaptive: Annotated[
+        bool,
+        Meta(
+            description="true: the slots of a version follow what its replicas can take, between floor and cap: fewer "
+            "when calls time out or replicas refuse for load, more where more of them get more done. false: they stay "
+            "as `slots_per_replica` says."
+        ),
+    ] = True
+    floor_per_replica: Annotated[
+        Annotated[int, Meta(ge=1, le=65_536)] | None,
+        Meta(
+            description="Slots of one replica below which the limit never falls. Default: instances x max_batch_size "
+            "of the model's configuration, what fills the batches; at most `slots_per_replica`."
+        ),
+    ] = None
+    cap_per_replica: Annotated[
+        Annotated[int, Meta(ge=1, le=65_536)] | None,
+        Meta(
+            description="Slots of one replica above which the limit never rises. Default: `slots_per_replica` where "
+            "that is given, and for decoupled models the slots that they start with; else eight times what fills the "
+            "batches."
+        ),
+    ] = None
+
+
 class Admission(Strict, frozen=True, kw_only=True):
     slots_per_replica: Annotated[
         Annotated[int, Meta(ge=1, le=65_536)] | None,
@@ -302,6 +328,9 @@ class Admission(Strict, frozen=True, kw_only=True):
             "least 64.",
         ),
     ] = None
+    limit: Annotated[AdaptiveLimit, Meta(description="How the slots follow what the replicas can take.")] = (
+        AdaptiveLimit()
+    )
 
 
 class Hedging(Strict, frozen=True, kw_only=True):

@@ -97,7 +97,7 @@ class Stack:
         self.stack = build_stack(
             policies, transport=self.upstream, fleet=self.fleet, authenticator=AnonymousAuthenticator(),
             sinks=(self.sink,), reserve_record=object, clock=self.clock, wheel=self.wheel,
-            pick_chance=random.Random(1), split_chance=random.Random(2), tuning=tuning,
+            pick_chance=random.Random(1), split_chance=random.Random(2), limit_chance=random.Random(3), tuning=tuning,
             cancels=self.cancels,
         )  # fmt: skip
 

@@ -127,6 +127,7 @@ class House:
             policies, transport=Upstream(fault), fleet=Fleet(fault), authenticator=authenticator, sinks=(self.sink,),
             reserve_record=object, clock=clock, wheel=self.wheel, pick_chance=random.Random(1),
             split_chance=random.Random(2),
+            limit_chance=random.Random(2),
         )  # fmt: skip
         reader, explainer = HeaderReader(("*",), random.Random(3)), Explainer(1)
         self.http = HttpServer(

@@ -71,6 +71,7 @@ class Pool:
             clock=self.clock,
             wheel=self.wheel,
             chance=random.Random(seed),
+            limit_chance=random.Random(seed + 1),
             tuning=Tuning(),
             seconds={},
         )

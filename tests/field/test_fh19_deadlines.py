@@ -127,7 +127,7 @@ def attempted(deadline: Deadline) -> tuple[Failing, Call, GatewayError, float]:
             transport=ReplicaTransport(failing, clock), authenticator=AnonymousAuthenticator(), sinks=(),
             fleet=HandFleet(*(replica(name, {("fraud", "1"): 2}) for name in "abc")), reserve_record=object,
             clock=clock, wheel=wheel, pick_chance=random.Random(1), split_chance=random.Random(2),
-            tuning=Tuning(budget=AttemptBudgetSettings(retry_deposit=1.0, retry_reserve=0.0)),
+            limit_chance=random.Random(3), tuning=Tuning(budget=AttemptBudgetSettings(retry_deposit=1.0, retry_reserve=0.0)),
         )  # fmt: skip
         call = make_call(arrived_s=clock.now_s(), timeout_s=0.6)
         try:

@@ -19,6 +19,7 @@ from tests.simulation.batcher import answer_digest
 from tests.simulation.cancel_checks import cancels_stay_under_the_cap
 from tests.simulation.class_checks import CLASS_CHECKS
 from tests.simulation.deadline_checks import DEADLINE_CHECKS
+from tests.simulation.limit_checks import declared_slots
 from tests.simulation.plans import CallPlan
 from tests.simulation.quotas import QUOTA_CHECKS
 from tests.simulation.report import Ending, Report, record_key
@@ -185,6 +186,7 @@ def each_ending_is_one_that_the_call_can_have(report: Report) -> Iterator[str]:
 
 def queues_keep_their_bound(report: Report) -> Iterator[str]:
     """Nobody waited behind more calls than the policy lets wait."""
+    specs = {spec.name: spec for spec in report.scenario.specs}
     for plan, call, _ in _ended(report):
         policy = report.scenario.policies.models.get(plan.model)
         if policy is None or not call.trail.queued_s:
@@ -192,6 +194,9 @@ def queues_keep_their_bound(report: Report) -> Iterator[str]:
         bound = policy.admission.queue_max
         if bound is None:
             bound = max(QUEUE_MIN, 4 * call.trail.limit_at_admit)
+            if policy.admission.limit.adaptive:  # four times what was declared, whatever the limit is meanwhile
+                each = declared_slots(policy, specs[plan.model])
+                bound = max(bound, 4 * each * len(report.scenario.machines))
         if call.trail.queued_ahead >= bound:
             yield f"{_name(plan)}: waited behind {call.trail.queued_ahead} calls; {bound} may wait"
 

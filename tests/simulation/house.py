@@ -211,7 +211,8 @@ class RealHouse:
     def slots(self, machine: str, model: str, version: str) -> int | None:
         for candidate in self.assembly.directory.snapshot.candidates(POOL, model, version):
             if candidate.replica == f"{POOL}/{machine}":
-                return candidate.slots
+                desk = self.assembly.stack.admissions[model]._desks.get(version)
+                return candidate.slots if desk is None else desk.admission._slots.get(candidate.replica, 0)
         return None
 
     def held_until_s(self, machine: str, model: str, version: str) -> float:

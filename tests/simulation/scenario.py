@@ -37,6 +37,7 @@ from gateway.policy.schema import (
 )
 from tests.simulation.batcher import ModelSpec
 from tests.simulation.class_plans import ClassPlans
+from tests.simulation.limit_checks import let_move
 from tests.simulation.plans import KEY_PARAMETER, CallPlan, Event, SequencePlan, SessionPlan, with_key
 from tests.simulation.quotas import quotas_policy
 from tests.simulation.states import Lie, Metrics
@@ -153,6 +154,7 @@ def scenario(seed: int, calls: int | None = None) -> Scenario:
     made, sessions = (*plans, *drawn.calls), tuple(drawn.sessions)
     if classes.on:
         policies, made, sessions = classes.policies(policies), classes.wishes(made), classes.sessions(sessions)
+    let_move(seed, policies)
     return Scenario(
         seed=seed,
         machines=machines,

@@ -26,6 +26,7 @@ from gateway.edge.grpc_port import GrpcPort
 from gateway.policy.keys import AnonymousAuthenticator
 from gateway.runtime.wheel import TimerWheel
 from gateway.stack import Stack, build_stack, quotas_of
+from tests.simulation.limit_checks import places
 from tests.simulation.network import NetworkClient
 from tests.simulation.report import Front, Sink
 from tests.simulation.run import World
@@ -44,6 +45,7 @@ class SmallFleet:
         self.clients: dict[str, NetworkClient] = {}
         self.views: dict[str, ReplicaView] = {}
         health = world.scenario.policies.fleet.pools[POOL].health
+        self._specs = {spec.name: spec for spec in world.scenario.specs}
         self._interval_s, self._timeout_s = health.interval_ms / 2000, health.timeout_ms / 1000
 
     def subscribe(self, listener: Callable[[FleetSnapshot], None]) -> None:
@@ -73,15 +75,17 @@ class SmallFleet:
                 entry.name,
                 entry.version,
                 ModelState.WARMED if entry.state == "READY" else ModelState.UNAVAILABLE,
-                slots=self.slots(entry.name),
+                slots=self.declared(entry.name),
+                places=places(self._specs[entry.name]),
             )
             for entry in entries
             if entry.version
         }
         return ReplicaView(f"{POOL}/{machine}", POOL, machine, ReplicaState.LIVE, models)
 
-    def slots(self, model: str) -> int:
-        return self._world.scenario.policies.models[model].admission.slots_per_replica or 4
+    def declared(self, model: str) -> int:
+        admission = self._world.scenario.policies.models[model].admission
+        return admission.slots_per_replica or (2 * places(self._specs[model]) if admission.limit.adaptive else 4)
 
     def _publish(self) -> None:
         replicas = tuple(self.views[machine] for machine in sorted(self.views))
@@ -141,6 +145,7 @@ class SmallHouse:
             wheel=self.wheel,
             pick_chance=world.chance.stream("pick"),
             split_chance=world.chance.stream("split"),
+            limit_chance=world.chance.stream("limit"),
             tuning=EAGER,
             quotas=quotas_of(world.scenario.policies),
         )
@@ -176,7 +181,8 @@ class SmallHouse:
     def slots(self, machine: str, model: str, version: str) -> int | None:
         for candidate in self.fleet.snapshot.candidates(POOL, model, version):
             if candidate.replica == f"{POOL}/{machine}":
-                return candidate.slots
+                desk = self.stack.admissions[model]._desks.get(version)
+                return candidate.slots if desk is None else desk.admission._slots.get(candidate.replica, 0)
         return None
 
     def held_until_s(self, machine: str, model: str, version: str) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.fleet.model_record import HELD_MAX_S
+from tests.simulation import limit_checks
 from tests.simulation.codec_network import CodecStream
 from tests.simulation.network_stream import NetworkStream
 from tests.simulation.scenario import HOST, POOL, RECOVERY_S
@@ -30,6 +31,7 @@ class Watch:
     def __init__(self, world: World, house: House) -> None:
         self._world = world
         self._house = house
+        self._specs = {spec.name: spec for spec in world.scenario.specs}
         self._out: Counter[Key] = Counter()
         self._streaming: dict[int, Key] = {}
         """Calls that are out on an upstream stream: they hold their slot until their reply is closed."""
@@ -128,6 +130,9 @@ class Watch:
                 text = f"{in_flight} slots are held, but {out[model, version]} calls are out"
                 self._world.report.violate(f"{model} {version}: {text}")
             self._cap(model, version, state["ejection"])
+            spec, policy = self._specs[model], self._world.scenario.policies.models[model]
+            for text in limit_checks.faults(policy, spec, state):
+                self._world.report.violate(f"{model} {version}: {text}")
             waiting -= state["waiting_pinned"]
             if waiting and in_flight < state["limit"] and self._has_free_slot(model, version, state):
                 self._world.report.violate(f"{model} {version}: {waiting} calls wait although a slot is free")

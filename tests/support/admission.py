@@ -6,7 +6,8 @@ import random
 from collections.abc import Collection, Sequence
 
 from gateway.core.snapshot import Candidate
-from gateway.decide.admission import Admission, Decision, Granted, Queued, Ticket
+from gateway.decide.admission import Admission
+from gateway.decide.ticket import Decision, Granted, Queued, Ticket
 
 LATE_S = 1e6
 """A deadline that nobody misses."""

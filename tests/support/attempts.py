@@ -113,6 +113,7 @@ class House:
         self.attempts = AttemptsLayer(
             TrackLayer(self.upstream, self.clock),
             model="fraud",
+            pool="gpu",
             hedging=hedging,
             retries=RetrySettings(retries_max=retries, backoff_base_s=0.001),
             budget=AttemptBudget(20, settings),

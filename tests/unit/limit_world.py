@@ -128,8 +128,8 @@ class World:
 def statistics_bounds(limit: AdaptiveLimit) -> None:
     """What must hold at all times."""
     assert isinstance(limit.limit, int)
-    assert limit._floor <= limit.limit <= limit._cap
-    assert limit._floor <= limit._limit <= limit._cap
+    assert limit.floor <= limit.limit <= limit.cap
+    assert limit.floor <= limit._limit <= limit.cap
     assert 0 <= limit.baseline_s < math.inf
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from gateway.core.call import Attempt
 from gateway.core.outcome import Outcome
 from gateway.core.snapshot import Candidate
-from gateway.decide.admission import QUEUE_MIN, Queued, Refused, Ticket
+from gateway.decide.admission import QUEUE_MIN
+from gateway.decide.ticket import Queued, Refused, Ticket
 from tests.support.admission import LATE_S, Desk, replica_of, waits
 
 A, B = Candidate("gpu/a", 2), Candidate("gpu/b", 1)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.snapshot import Candidate
-from gateway.decide.admission import Ticket
+from gateway.decide.ticket import Ticket
 from tests.support.admission import Desk, replica_of, waits
 
 A, B = Candidate("gpu/a", 1), Candidate("gpu/b", 1)

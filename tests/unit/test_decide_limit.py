@@ -8,10 +8,9 @@ import pytest
 
 from gateway.core.outcome import Verdict
 from gateway.decide.limit import AdaptiveLimit
-from gateway.decide.limit_settings import LimitSettings
 from tests.unit.limit_world import Batching, Fifo, World
 
-FLOOR, START, CAP = LimitSettings().bounds(8)
+FLOOR, START, CAP = 8, 16, 64
 SERVICE_S = 0.05
 
 
@@ -155,7 +154,7 @@ SHARES = (0.1, 0.5, 1.0)
 
 @pytest.mark.parametrize("share", SHARES)
 def test_a_step_to_three_times_the_capacity(share: float) -> None:
-    floor, start, cap = LimitSettings().bounds(2 * 1 * 8)
+    floor, start, cap = 16, 32, 128
     subject = adaptive(floor, start, cap)
     world = World(subject, 5, queue_max=4 * start)
     model = Batching(world, 2, 1, 8, 0.02 * share, 0.02 * (1 - share) / 8)

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from gateway.core.outcome import Verdict
 from gateway.decide.limit import AdaptiveLimit
-from gateway.decide.limit_settings import LimitSettings
 from tests.unit.limit_world import statistics_bounds
 
-FLOOR, START, CAP = LimitSettings().bounds(8)
+FLOOR, START, CAP = 8, 16, 64
 SERVICE_S = 0.05
 
 

@@ -19,9 +19,10 @@ from gateway.core.outcome import Latency, Outcome, Verdict
 from gateway.core.permit import Permit
 from gateway.core.reply import Reply
 from gateway.core.snapshot import Candidate
-from gateway.decide.admission import Admission, Granted, Ticket
+from gateway.decide.admission import Admission
 from gateway.decide.affinity import AffinitySettings, order
 from gateway.decide.balance import BalanceSettings
+from gateway.decide.ticket import Granted, Ticket
 from gateway.decide.tuning import Tuning
 from gateway.layers.admit import AdmitLayer
 from gateway.layers.affinity import KEY_CHARS_MAX, KeyOf, key_of

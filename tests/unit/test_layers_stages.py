@@ -236,7 +236,7 @@ def stack(deadline: Deadline, inner: ScriptedService, clock: LoopClock, wheel: T
         PolicySet(revision="r", base_dir="/", fleet=FleetPolicy(pools={}), models={"fraud": policy}),
         transport=inner, authenticator=AnonymousAuthenticator(), sinks=(), reserve_record=object, clock=clock,
         fleet=HandFleet(replica("a", {("fraud", "1"): 1})), wheel=wheel, pick_chance=random.Random(1),
-        split_chance=random.Random(2),
+        split_chance=random.Random(2), limit_chance=random.Random(3),
     )  # fmt: skip
 
 

@@ -175,11 +175,11 @@ class HeardDesk(AdmissionDesk):
     [
         (Special(probe="probe"), False, ["answered"]),
         (Special(probe="probe"), True, ["given back"]),
-        (Special(opens=True), False, []),
-        (None, False, []),
+        (Special(opens=True), False, ["answered"]),
+        (None, False, ["answered"]),
     ],
 )
-async def test_the_first_response_of_a_stream_that_lasts_ends_its_probe(
+async def test_the_first_response_of_a_stream_that_lasts_is_told(
     special: Special | None, finished: bool, heard: list[str]
 ) -> None:
     call, desk = make_call(), HeardDesk()

@@ -51,6 +51,9 @@ from tests.unit.records_support import ANSWER, served_call
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
+LIMIT = {"floor": 2, "cap": 16, "drops": 3, "why": "drops"}
+"""What an adaptive limit says of itself, as far as it is shown."""
+
 
 def metrics() -> Metrics:
     return Metrics(
@@ -275,7 +278,6 @@ def fill(of: Metrics) -> bool:
     of.add_source("fleet", lambda now_s: fleet_readings(fleet, of, now_s))
     of.add_source("attempts", lambda _: attempt_readings([("fraud", ATTEMPTS)], of))
     of.add_source("cancels", lambda _: cancel_readings(fleet, {"default/10.0.0.1:8001": CANCELS}, of))
-    of.add_source("admission", lambda _: admission_readings([("default", "fraud", "2", 3, 1, 4)], of))
     quotas = Quotas(lambda tenant, model: QuotaSettings(rate_per_s=1))
     of.add_source("quotas", lambda now_s: quota_readings(quotas.statistics(now_s)))
     of.add_source("stores", lambda now_s: store_readings(MemoryQuotaStore(lambda: now_s).statistics(now_s)))
@@ -287,6 +289,7 @@ def fill(of: Metrics) -> bool:
         "affinity": {"home": 4},
     }
     of.add_source("balance", lambda _: balance_readings([("default", "fraud", "2", judged)], of))
+    of.add_source("admission", lambda _: admission_readings([("default", "fraud", "2", 3, 1, 4, LIMIT)], of))
     of.add_source("files", lambda _: file_readings([("keys", 1, False, 0.0), ("listen_tls", 2, True, 1.8e9)]))
     counts = dict.fromkeys(("started", "adopted", "ended", "lost", "expired", "evicted", "live", "waiting"), 1)
     of.add_source("sequences", lambda _: sequence_readings([("fraud", counts)], of))

@@ -286,6 +286,22 @@ CASES = {
         "limits: {body_bytes_max: 1000, json_bytes_max: 1001}\n",
         (6, 48, "`json_bytes_max` (1001) is more than `body_bytes_max` (1000)"),
     ),
+    "floor above the slots": model(
+        "admission: {slots_per_replica: 8, limit: {floor_per_replica: 9}}\n",
+        (6, 62, "(9) is more than `admission.slots_per_replica` (8)"),
+    ),
+    "slots above the cap": model(
+        "admission: {slots_per_replica: 8, limit: {cap_per_replica: 7}}\n",
+        (6, 32, "`admission.slots_per_replica` (8) is more than `admission.limit.cap_per_replica` (7)"),
+    ),
+    "floor above the cap": model(
+        "admission: {limit: {floor_per_replica: 3, cap_per_replica: 2}}\n",
+        (6, 40, "(3) is more than `admission.limit.cap_per_replica` (2)"),
+    ),
+    "a cap of a limit that stands still": model(
+        "admission: {limit: {adaptive: false, cap_per_replica: 9}}\n",
+        (6, 55, "bounds a limit that `adaptive: false` holds still"),
+    ),
     "no versions": model("versions: []\n", (6, 11, "the list is empty; name versions, or remove the key")),
     "version twice": model("versions: ['1', '1']\n", (6, 17, '"1" stands twice')),
     "split outside versions": model(

@@ -20,8 +20,9 @@ from gateway.core.permit import Permit
 from gateway.core.reply import Reply
 from gateway.core.service import Service
 from gateway.core.snapshot import ReplicaView
-from gateway.decide.admission import Admission, Ticket
+from gateway.decide.admission import Admission
 from gateway.decide.balance import Balance
+from gateway.decide.ticket import Ticket
 from gateway.layers import record
 from gateway.layers.desk import AdmissionDesk
 from gateway.runtime.scope import DeadlineScope
