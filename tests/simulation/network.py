@@ -198,6 +198,8 @@ class Exchange:
     def parted(self, attempt: Attempt | None) -> bool:
         """Nobody waits any more: whether the machine was told. Else it runs out there."""
         client = self.client
+        if self.ended:
+            return True  # its answer has come in this very turn: there is nothing to cancel, and nothing runs out
         if self.rest is not None:
             return False  # its time was over before, in this very turn
         if attempt is None or client.restraint.may_cancel():
