@@ -4,8 +4,8 @@ What a replica has cached for a key (the prefix of a prompt, a session's state) 
 elsewhere. The home of a key is the highest weighted random weight over the replicas (rendezvous hashing; the weight of
 a replica is its slots: -slots / ln(u), with u in (0, 1) drawn by the hash, Schindelhauer and Schomaker, "Weighted
 distributed hash tables", 2005). These are the slots that it declares: an adaptive limit moves what it has now, hears
-nothing of keys, and must not make them move. A replica that comes takes its share from all others, one that leaves gives its keys to
-all others, and no other key moves.
+nothing of keys, and must not make them move. A replica that comes takes its share from all others, one that leaves
+gives its keys to all others, and no other key moves.
 
 A popular key must not drown its home: loads are bounded (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with
 bounded loads", 2018; c = 1.25 in HAProxy and brpc). With this call, of the t + 1 in flight on the eligible replicas no

@@ -178,7 +178,7 @@ def test_who_waits_is_served_as_soon_as_the_limit_grows() -> None:
 
 
 def test_no_key_moves_while_the_limit_does() -> None:
-    """Its replicas' shares are not even then, for slots are whole; a key that moved would lose what is cached for it."""
+    """Slots are whole, so the replicas' shares are not even then; a key that moved would lose what is cached for it."""
     balance = BalanceSettings(affinity=AffinitySettings(), scope="m")
     chance = random.Random(1)
     subject = Admission(chance, None, Tuning(balance=balance), fit=SlotLimit(LimitRule(settings=QUICK), chance.random))
