@@ -53,9 +53,20 @@ class Balance:
         self._candidates: tuple[Candidate, ...] = ()
         self._slots: Mapping[str, int] = {}
 
-    def update(self, candidates: Sequence[Candidate], down: Iterable[str], now_s: float) -> None:
-        """The fleet changed: these may be sent calls; `down` are those that were there and have been found gone."""
+    def update(
+        self,
+        candidates: Sequence[Candidate],
+        down: Iterable[str],
+        now_s: float,
+        declared: Sequence[Candidate] = (),
+    ) -> None:
+        """The fleet changed: these may be sent calls; `down` are those that were there and have been found gone.
+        `declared`: the candidates with their own slots, where those that they have now are others: by these, keys have
+        their homes.
+        """
         self._candidates = tuple(candidates)
+        if self.affinity is not None:
+            self.affinity.declared = {each.replica: each.slots for each in declared}
         self._slots = {candidate.replica: candidate.slots for candidate in candidates}
         self.ejection.update(self._slots, down, now_s)
 
