@@ -205,7 +205,10 @@ async def test_f_a_closed_port_is_tried_elsewhere_and_it_alone_is_blamed(read_on
 
         async def left() -> bool:
             replica = (await fleet.replicas())[a.addresses["grpc"]]
-            return bool(replica["state"] == "down" or (await breakers(fleet))[replica["id"]]["standing"] == "ejected")
+            return bool(
+                replica["state"] == "down"
+                or (await breakers(fleet)).get(replica["id"], {}).get("standing") == "ejected"
+            )
 
         await until_async(left, "the replica whose port is closed is left")
         for fake in (b, c):

@@ -92,6 +92,7 @@ class Identity(AnonymousAuthenticator):
     __slots__ = ("_fault",)
 
     def __init__(self, fault: Faulty) -> None:
+        super().__init__()
         self._fault = fault
 
     def identify(self, credentials: Credentials) -> Any:

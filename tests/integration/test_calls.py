@@ -22,6 +22,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from deploy.local import LocalFleet, TritonServer
+from gateway.decide.cancel_cap import CancelCapSettings
 from tests.conftest import replicas_of
 from tests.support.gateway_process import MODEL_POLICIES, GatewayProcess, write_policies
 from tests.support.waiting import wait_until
@@ -70,6 +71,10 @@ def bounded(bounded_fleet: LocalFleet, tmp_path: Path) -> Iterator[GatewayProces
         assert gateway.stop() == 0, gateway.log_text()
 
 
+LEAVING = CancelCapSettings().burst
+"""Of more that leave at once the rest would be left to run."""
+
+
 @pytest.mark.parametrize("how", ["http", "grpc"])
 async def test_work_of_callers_who_left_is_cancelled_in_tritons_queue(
     bounded: GatewayProcess, bounded_fleet: LocalFleet, how: str
@@ -80,16 +85,16 @@ async def test_work_of_callers_who_left_is_cancelled_in_tritons_queue(
     blocker = asyncio.create_task(asyncio.to_thread(post, bounded, "accel", accel(4000.0)))
     await until_in_flight(bounded, 1)
     if how == "http":
-        await leave_over_http(bounded, 12)
+        await leave_over_http(bounded, LEAVING)
     else:
-        await leave_over_grpc(bounded, 12)
+        await leave_over_grpc(bounded, LEAVING)
     assert (await blocker)[0] == 200
-    await asyncio.to_thread(wait_until, lambda: len(bounded.records()) >= 13)
+    await asyncio.to_thread(wait_until, lambda: len(bounded.records()) >= LEAVING + 1)
     # Triton counts a cancelled call when its batcher next looks at the queue, not when the cancel arrives.
-    await asyncio.to_thread(wait_until, lambda: triton_counts(server)["canceled"] - before["canceled"] >= 11)
+    await asyncio.to_thread(wait_until, lambda: triton_counts(server)["canceled"] - before["canceled"] >= LEAVING - 1)
     after = triton_counts(server)
     records = [record for record in bounded.records() if record["outcome"] == "abandoned"]
-    assert len(records) == 12, "one record for each caller who left"
+    assert len(records) == LEAVING, "one record for each caller who left"
     assert after["executed"] - before["executed"] <= 2, "the blocker, and at most one that was prefetched"
     assert {record["attempts"][0]["outcome"] for record in records} == {"abandoned"}
 

@@ -74,7 +74,7 @@ def test_two_gateways_share_one_quota_tell_who_is_over_it_and_go_on_without_redi
     assert headers["x-sluice-reason"] == "quota"
     assert int(headers["retry-after"]) >= 1
     assert body == {"error": "this caller's quota of 4 calls a second is used up; try again later"}
-    decision = json.loads(headers["x-sluice-explain"])["decisions"][0]
+    (decision,) = (each for each in json.loads(headers["x-sluice-explain"])["decisions"] if each["by"] == "quota")
     assert (decision["by"], decision["decided"], decision["limit"]) == ("quota", "rate", "tenant")
 
     with grpc.insecure_channel(pair[0].grpc) as channel:
@@ -108,7 +108,7 @@ def test_two_gateways_share_one_quota_tell_who_is_over_it_and_go_on_without_redi
     assert [gateway.stop() for gateway in pair] == [0, 0]
     decisions = [each["decisions"] for each in pair[0].records() if each["reason"] == "quota"]
     assert decisions
-    assert {decision[0]["by"] for decision in decisions} == {"quota"}
+    assert all("quota" in {each["by"] for each in decision} for decision in decisions)
 
 
 def test_an_address_that_is_none_is_refused_at_the_start_and_not_shown(
