@@ -10,12 +10,15 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gateway.core.call import Call
 from gateway.core.faces import Authenticator, BodyLimits, SnapshotSource
 from gateway.core.service import Service
+from gateway.core.snapshot import FleetSnapshot
 from gateway.decide.attempt_budget import AttemptBudget
 from gateway.decide.retry import RetrySettings
 from gateway.decide.split import Split
 from gateway.decide.tuning import Tuning
+from gateway.decide.work import WorkSettings
 from gateway.layers.admit import AdmitLayer
 from gateway.layers.attempts import AttemptsLayer
 from gateway.layers.cancels import Cancels
@@ -24,6 +27,7 @@ from gateway.layers.gate import GateLayer
 from gateway.layers.record import CallSink, RecordLayer
 from gateway.layers.route import CurrentRoutes, ModelRoute, RouteLayer, RouteTable
 from gateway.layers.sequence import SequenceLayer
+from gateway.layers.sizes import SizeLimits, Sizes
 from gateway.layers.track import TrackLayer
 from gateway.policy.schema import ModelPolicy, PolicySet
 from gateway.runtime.clock import Clock
@@ -168,6 +172,21 @@ def build_sequences(
     )
 
 
+def measure_of(policy: ModelPolicy) -> Callable[[Call, FleetSnapshot, str], None] | None:
+    """What looks at the size of the model's calls; None where nobody asks for it."""
+    limits, work = policy.limits, policy.work
+    if limits.batch_max is None and limits.input_length_max is None and work is None:
+        return None
+    return Sizes(
+        model=policy.model,
+        pool=policy.pool,
+        limits=SizeLimits(limits.batch_max, limits.input_length_max, limits.input_length_of),
+        work=None
+        if work is None
+        else WorkSettings(work.by, work.input, work.parameter, work.unit, work.default, work.max),
+    ).measure
+
+
 def model_route(
     policy: ModelPolicy, service: Service, sequences: SequenceLayer, reserve_record: Callable[[], object]
 ) -> ModelRoute:
@@ -187,6 +206,7 @@ def model_route(
         allowed=None if policy.versions is None else frozenset(policy.versions),
         split=None if policy.split is None else Split(policy.split),
         sequences=sequences,
+        measure=measure_of(policy),
         reserve_record=reserve_record if policy.records.mandatory else None,
     )
 

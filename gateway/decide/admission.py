@@ -37,20 +37,21 @@ from gateway.decide.chance import Chance
 from gateway.decide.cohorts import LEVELS, Cohorts
 from gateway.decide.fair_lines import RoomTicket
 from gateway.decide.hedge import HedgeDelay, HedgeView, HedgeWord, hedge_verdict
-from gateway.decide.pacer import Pacer
+from gateway.decide.pacer import ROUNDS, Pacer
 from gateway.decide.quantiles import FRESH_MAX
 from gateway.decide.tuning import Tuning
 from gateway.decide.waiting_room import WORDS, Pace, Refusal, WaitingRoom
 from gateway.decide.waiting_room import Why as RoomWhy
+from gateway.decide.work import rounds
 
 QUEUE_MIN = 64
 """A model without batching has two slots, and is often quick: four times that is a burst of a few milliseconds."""
 
-Why = Literal[RoomWhy, "no_replica", "cohort"]
-"""Why a call is refused: `no_replica`, nothing could ever free a slot; `cohort`, it is not its turn under overload; the
-others are the waiting room's.
+Why = Literal[RoomWhy, "no_replica", "cohort", "too_large"]
+"""Why a call is refused: `no_replica`, nothing could ever free a slot; `cohort`, it is not its turn under overload;
+`too_large`, no replica could ever hold it; the others are the waiting room's.
 """
-WHYS: tuple[Why, ...] = ("no_replica", "cohort", *WORDS)
+WHYS: tuple[Why, ...] = ("no_replica", "cohort", "too_large", *WORDS)
 
 
 class Ticket(RoomTicket):
@@ -234,6 +235,7 @@ class Admission:
             return Refused("cohort", self.drain_s(now_s))
         pace = self.pacer.pace_of(self._slots[pinned], now_s) if pinned else self.pacer.pace(self.limit, now_s)
         ticket.cost_s = pace.batch_s * ticket.work
+        ticket.least_s = pace.batch_s * rounds(ticket.work, self.limit / (ROUNDS * self.ready))
         self._expire(now_s)
         replica: str | None
         if pinned:
@@ -270,7 +272,7 @@ class Admission:
     def _room_to_open(self, replica: str) -> bool:
         return self._opening.get(replica, 0) < max(1, self._slots.get(replica, 0) // 2)
 
-    def another(self, kind: Kind, tried: Collection[str], now_s: float) -> Permit | None:
+    def another(self, kind: Kind, tried: Collection[str], now_s: float, work: float = 1.0) -> Permit | None:
         """A slot at once on a replica that the call has not been to, for a retry or a hedge; None if there is none, or
         if others wait for one.
         """
@@ -280,7 +282,7 @@ class Admission:
         if replica is None:
             return None
         self._hedges_out += kind == "hedge"
-        return self._grant(replica, now_s, kind=kind)
+        return self._grant(replica, now_s, kind=kind, work=work)
 
     def may_hedge(self, tried: Collection[str], *, cancels_capped: bool) -> HedgeWord:
         """Whether the state of the pool allows a second attempt of a call that may have one. O(candidates)."""
@@ -371,7 +373,8 @@ class Admission:
         if special.kind == "primary":  # of the others, only those that were slow are known
             duration_s = (attempt.answered_s or attempt.ended_s) - attempt.started_s
             if outcome is _OK:
-                self.pacer.answered(duration_s, permit.in_flight, self._slots.get(permit.replica, 1), now_s)
+                slots = self._slots.get(permit.replica, 1)
+                self.pacer.answered(duration_s, permit.in_flight, slots, now_s, special.work)
             elif TEACHINGS[outcome].hedge is _LOWER_BOUND:
                 self.pacer.cut_short(duration_s, now_s)
         if outcome is _OK:
@@ -450,12 +453,15 @@ class Admission:
         self.decided.append(ticket)
         return True
 
-    def _grant(self, replica: str, now_s: float, ticket: Ticket | None = None, kind: Kind = "primary") -> Permit:
+    def _grant(
+        self, replica: str, now_s: float, ticket: Ticket | None = None, kind: Kind = "primary", work: float = 1.0
+    ) -> Permit:
         in_flight = self._in_flight
         in_flight[replica] = count = in_flight.get(replica, 0) + 1
         self.in_flight += 1
         self._granted += 1
-        special = Special(kind, self.balance.begin(replica, now_s), ticket is not None and ticket.opens)
+        probe, opens = self.balance.begin(replica, now_s), ticket is not None and ticket.opens
+        special = Special(kind, probe, opens, work if ticket is None else ticket.work)
         if ticket is not None:
             self.cohorts.note_admitted(ticket.level)
             if ticket.opens:

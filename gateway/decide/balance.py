@@ -11,7 +11,7 @@ questions to the breakers are made: then a pick is one look at each candidate.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,12 +36,14 @@ class BalanceSettings:
 class Balance:
     """The two judges over the candidates of the last `update`."""
 
-    __slots__ = ("_candidates", "_slots", "ejection", "picker")
+    __slots__ = ("_candidates", "_slots", "allowed", "ejection", "picker")
 
     def __init__(self, chance: Chance, settings: BalanceSettings | None = None) -> None:
         settings = settings or BalanceSettings()
         self.picker = ScoredPicker(chance, settings.score)
         self.ejection = Ejection(settings.ejection, chance)
+        self.allowed: Callable[[str], bool] | None = None
+        """What beside the judges must let the call that is asked for go to a replica; None: nothing."""
         self._candidates: tuple[Candidate, ...] = ()
         self._slots: Mapping[str, int] = {}
 
@@ -63,12 +65,17 @@ class Balance:
         """The replica that the next call is sent to now; None if there is none with a free slot, or waiting for one is
         better. The other parameters are those of `ScoredPicker.pick`. O(candidates).
         """
-        ejection = self.ejection
+        ejection, allowed = self.ejection, self.allowed
         if ejection.calm:
-            return self.picker.pick(self._candidates, in_flight, now_s, waiting, exclude, None, None, hold)
+            return self.picker.pick(self._candidates, in_flight, now_s, waiting, exclude, allowed, None, hold)
         asked = ejection.wants_probe(now_s)
         # A call that has failed once is not the one to prove a replica with.
-        if asked is not None and not exclude and in_flight.get(asked, 0) < self._slots.get(asked, 0):
+        if (
+            asked is not None
+            and not exclude
+            and in_flight.get(asked, 0) < self._slots.get(asked, 0)
+            and (allowed is None or allowed(asked))
+        ):
             return asked
         return self.picker.pick(
             self._candidates,
@@ -77,7 +84,7 @@ class Balance:
             waiting=waiting,
             exclude=exclude,
             hold=hold,
-            admissible=lambda replica: ejection.admissible(replica, now_s),
+            admissible=lambda replica: ejection.admissible(replica, now_s) and (allowed is None or allowed(replica)),
             weight=lambda replica: ejection.weight(replica, now_s),
         )
 
@@ -104,13 +111,15 @@ class Balance:
             outcome, duration_s = _UNSENT, 0.0
         else:
             outcome, duration_s = attempt.outcome, (attempt.answered_s or attempt.ended_s) - attempt.started_s
+        work = 1.0 if permit.special is None else permit.special.work
+        unit_s = duration_s / work if work > 1.0 else duration_s
         if outcome is _OK:
-            self.picker.observe(replica, _RECORD, duration_s, now_s, permit.in_flight)
-            self.ejection.note(replica, _SUCCESS, duration_s, now_s, probe)
+            self.picker.observe(replica, _RECORD, duration_s, now_s, permit.in_flight, work)
+            self.ejection.note(replica, _SUCCESS, unit_s, now_s, probe)
             return
         teaching = TEACHINGS[outcome]
-        self.picker.observe(replica, teaching.picker, duration_s, now_s, permit.in_flight)
-        self.ejection.note(replica, teaching.breaker, duration_s, now_s, probe)
+        self.picker.observe(replica, teaching.picker, duration_s, now_s, permit.in_flight, work)
+        self.ejection.note(replica, teaching.breaker, unit_s, now_s, probe)
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         return {"picker": self.picker.statistics(now_s), "ejection": self.ejection.statistics(now_s)}

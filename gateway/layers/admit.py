@@ -77,7 +77,7 @@ class AdmitLayer:
         trail.in_flight_at_admit = admission.in_flight
         now_s = self._now_s()
         by_s = call.deadline_s if call.session is None else call.first_response_by_s
-        permit = None if call.pinned else admission.take(by_s, now_s)
+        permit = None if call.pinned or call.work != 1.0 else admission.take(by_s, now_s)
         if permit is not None:
             trail.admitted_s = now_s
         else:
@@ -100,6 +100,7 @@ class AdmitLayer:
             min(by_s, now_s + NO_DEADLINE_S),
             criticality=call.criticality,
             tenant=call.identity.tenant,
+            work=call.work,
             level=_level(call),
             pinned=call.pinned,
             opens=bool(call.pinned) and call.sequence is not None and call.sequence.start,

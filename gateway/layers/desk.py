@@ -23,6 +23,9 @@ class AdmissionDesk(Waiting):
 
     __slots__ = ("_now_s", "_wheel", "admission")
 
+    mixed = True
+    """Calls of all sizes are answered for here."""
+
     def __init__(self, admission: Admission, now_s: Callable[[], float], wheel: TimerWheel) -> None:
         self.bucket = NOWHERE
         self.admission = admission
@@ -74,15 +77,19 @@ class AdmissionDesk(Waiting):
     def answered(self, permit: Permit) -> None:
         self.admission.answered(permit, self._now_s())
 
-    def another(self, kind: Kind, tried: tuple[str, ...]) -> Permit | None:
-        permit = self.admission.another(kind, tried, self._now_s())
+    def another(self, kind: Kind, tried: tuple[str, ...], work: float = 1.0) -> Permit | None:
+        permit = self.admission.another(kind, tried, self._now_s(), work)
         if permit is not None:
             permit.desk = self
         return permit
 
-    def hedge_delay_s(self, remaining_s: float, now_s: float) -> float | None:
+    def hedge_delay_s(self, remaining_s: float, now_s: float, work: float = 1.0) -> float | None:
         admission = self.admission
-        return admission.hedging.delay_s(remaining_s, now_s, admission.chance)
+        if work <= 1.0 or not self.mixed:
+            return admission.hedging.delay_s(remaining_s, now_s, admission.chance)
+        # A large call is slow when it is slow for its size: what is known is of usual ones.
+        delay_s = admission.hedging.delay_s(remaining_s / work, now_s, admission.chance)
+        return None if delay_s is None else delay_s * work
 
     def hedge_again_s(self, elapsed_s: float, remaining_s: float) -> float | None:
         return self.admission.hedging.again_s(elapsed_s, remaining_s)

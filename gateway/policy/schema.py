@@ -17,6 +17,7 @@ from gateway.policy.identity_schema import IdentityPolicy
 from gateway.policy.port_schema import KIB, MIB
 from gateway.policy.port_schema import GrpcLimits as GrpcLimits
 from gateway.policy.port_schema import HttpLimits as HttpLimits
+from gateway.policy.size_schema import Lanes, Work
 from gateway.policy.strict import Strict as Strict
 from gateway.policy.tls_schema import ServerTls, UpstreamTls
 
@@ -261,6 +262,24 @@ class Limits(Strict, frozen=True, kw_only=True):
             "on the loop that serves everybody, about 0.2 s per MiB at the worst.",
         ),
     ] = 2 * MIB
+    batch_max: Annotated[
+        Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,
+        Meta(
+            description="Most rows (first dimension of an input) of a call; beyond it 413. Says nothing of models "
+            "without batching (`max_batch_size` 0). Default: Triton's own limit."
+        ),
+    ] = None
+    input_length_max: Annotated[
+        Annotated[int, Meta(ge=1, le=2**53)] | None,
+        Meta(
+            description="Longest row of an input; beyond it 413. The length of a row is the product of the shape "
+            "without the batch dimension (tokens of a prompt, samples of a sound); of BYTES the number of bytes. "
+            "Default: none."
+        ),
+    ] = None
+    input_length_of: Annotated[
+        str, Meta(max_length=255, description="The input that `input_length_max` is about. Default: each of them.")
+    ] = ""
 
 
 class Admission(Strict, frozen=True, kw_only=True):
@@ -279,6 +298,10 @@ class Admission(Strict, frozen=True, kw_only=True):
             description="Calls that may wait for a slot, per version. Default: four times the slots of the pool, at "
             "least 64.",
         ),
+    ] = None
+    lanes: Annotated[
+        Lanes | None,
+        Meta(description="Calls of much more work than most, kept apart from the others. Needs `work`. Default: none."),
     ] = None
 
 
@@ -389,6 +412,10 @@ class ModelPolicy(Strict, frozen=True, kw_only=True):
             description="Weights over versions for calls that name none; 0 means none at all; they need not add up "
             "to 100. Default: the highest version that is ready."
         ),
+    ] = None
+    work: Annotated[
+        Work | None,
+        Meta(description="How the work of a call is measured, in units of a usual call. Default: all calls are 1."),
     ] = None
     admission: Annotated[Admission, Meta(description="How many calls run and wait.")] = Admission()
     read_only: Annotated[

@@ -85,8 +85,7 @@ def test_every_later_key_of_the_fleet_is_refused_by_name(key: str) -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        "freshness_s", "interactive", "latency_critical", "stages", "classes", "limits.batch_max",
-        "limits.input_length_max", "features", "cache", "breaker", "ejection",
+        "freshness_s", "interactive", "latency_critical", "stages", "classes", "features", "cache", "breaker", "ejection",
         "alias", "aliases", "cohorts", "override", "x-sluice-version", "manifest", "rollout", "shadow", "canary",
         "objective.cost_per_1k", "quotas", "scale",
     ],
