@@ -15,12 +15,16 @@ from gateway.core.faces import Authenticator, BodyLimits, SnapshotSource
 from gateway.core.service import Service
 from gateway.core.snapshot import FleetSnapshot
 from gateway.decide.attempt_budget import AttemptBudget
+from gateway.decide.lanes import LaneSettings, LanesSettings
+from gateway.decide.memory_budget import ModelMemory
 from gateway.decide.retry import RetrySettings
+from gateway.decide.shared_bounds import SharedBounds
 from gateway.decide.split import Split
 from gateway.decide.tuning import Tuning
 from gateway.decide.work import WorkSettings
 from gateway.layers.admit import AdmitLayer
 from gateway.layers.attempts import AttemptsLayer
+from gateway.layers.bounds import Bounds, Commons
 from gateway.layers.cancels import Cancels
 from gateway.layers.deadline import DeadlineLayer, StreamLimits
 from gateway.layers.gate import GateLayer
@@ -108,6 +112,8 @@ class Stack:
     routes: CurrentRoutes
     admissions: Mapping[str, AdmitLayer]
     sequences: Mapping[str, SequenceLayer]
+    commons: Mapping[str, Commons]
+    """What the models of a pool share, by pool; without those whose models share nothing."""
 
 
 def build_model_stack(
@@ -120,6 +126,7 @@ def build_model_stack(
     wheel: TimerWheel,
     chance: random.Random,
     tuning: Tuning,
+    bounds: Bounds | None = None,
 ) -> AdmitLayer:
     """The layers below `route` for one model: admit, attempts (where the policy says that calls may go twice), track,
     transport.
@@ -149,6 +156,7 @@ def build_model_stack(
         wheel=wheel,
         chance=chance,
         tuning=tuning,
+        bounds=bounds,
     )
     if attempts is not None:
         fleet.subscribe(attempts.on_snapshot)
@@ -185,6 +193,38 @@ def measure_of(policy: ModelPolicy) -> Callable[[Call, FleetSnapshot, str], None
         if work is None
         else WorkSettings(work.by, work.input, work.parameter, work.unit, work.default, work.max),
     ).measure
+
+
+def commons_of(policies: PolicySet) -> dict[str, Commons]:
+    """Of each pool whose models share a ceiling or memory, or have lanes."""
+    found: dict[str, Commons] = {}
+    for name, pool in policies.fleet.pools.items():
+        models = {model: policy for model, policy in policies.models.items() if policy.pool == name}
+        shared = None
+        if pool.in_flight_max is not None or pool.memory_bytes is not None:
+            shared = SharedBounds(
+                in_flight_max=pool.in_flight_max,
+                memory_bytes=pool.memory_bytes,
+                models={
+                    model: ModelMemory(policy.memory.fixed_bytes, policy.memory.bytes_per_unit)
+                    for model, policy in models.items()
+                },
+            )
+        if shared is not None or any(policy.admission.lanes is not None for policy in models.values()):
+            found[name] = Commons(name, shared)
+    return found
+
+
+def bounds_of(policy: ModelPolicy, commons: Mapping[str, Commons]) -> Bounds | None:
+    """What holds the model's calls back beside slots; None if nothing does."""
+    lanes, common = policy.admission.lanes, commons.get(policy.pool)
+    if common is None or (common.shared is None and lanes is None):
+        return None
+    settings = None
+    if lanes is not None:
+        larger = tuple(LaneSettings(each.name, each.work_above, each.share) for each in lanes.larger)
+        settings = LanesSettings(larger, lanes.apart, lanes.large_per_replica)
+    return Bounds(model=policy.model, queue_max=policy.admission.queue_max, lanes=settings, commons=common)
 
 
 def model_route(
@@ -229,6 +269,10 @@ def build_stack(
     tuning = tuning or Tuning()
     cancels = Cancels(tuning.cancels)
     fleet.subscribe(cancels.on_snapshot)
+    commons = commons_of(policies)
+    for each in commons.values():
+        each.on_snapshot(fleet.snapshot)
+        fleet.subscribe(each.on_snapshot)  # before admission, which asks what stands there
     admissions = {
         name: build_model_stack(
             policy,
@@ -239,6 +283,7 @@ def build_stack(
             wheel=wheel,
             chance=pick_chance,
             tuning=tuning,
+            bounds=bounds_of(policy, commons),
         )
         for name, policy in policies.models.items()
     }
@@ -256,4 +301,4 @@ def build_stack(
     deadline = DeadlineLayer(route, clock, wheel, routes)
     gate = GateLayer(deadline, authenticator, routes)
     record = RecordLayer(gate, clock, sinks)
-    return Stack(service=record, routes=routes, admissions=admissions, sequences=sequences)
+    return Stack(service=record, routes=routes, admissions=admissions, sequences=sequences, commons=commons)

@@ -22,6 +22,7 @@ from gateway.decide.admission import Admission, Granted, Queued, Ticket, Why
 from gateway.decide.chance import Chance
 from gateway.decide.cohorts import level
 from gateway.decide.tuning import Tuning
+from gateway.layers.bounds import Bounds
 from gateway.layers.desk import AdmissionDesk
 from gateway.layers.gate import shown
 from gateway.layers.route import no_replica
@@ -51,7 +52,9 @@ class AdmitLayer:
         chance: Chance,
         tuning: Tuning | None = None,
         objective_s: float = 0.0,
+        bounds: Bounds | None = None,
     ) -> None:
+        """`bounds`: None where any free slot is for any call."""
         self._inner = inner
         self._model = model
         self._pool = pool
@@ -62,6 +65,7 @@ class AdmitLayer:
         self._wheel = wheel
         self._chance = chance
         self._tuning = tuning or Tuning()
+        self._bounds = bounds
         self._desks: dict[str, AdmissionDesk] = {}
         fleet.subscribe(self._on_snapshot)
 
@@ -71,6 +75,8 @@ class AdmitLayer:
         desk = self._desks.get(version) or self._desk(version)
         if desk is None:
             raise no_replica(call.model, version)
+        if self._bounds is not None:
+            desk = desk.for_call(call)
         admission = desk.admission
         trail.replicas_ready = admission.ready
         trail.limit_at_admit = admission.limit
@@ -114,6 +120,8 @@ class AdmitLayer:
         if isinstance(decision, Queued):
             trail.queued_s = now_s
             trail.queued_ahead = decision.ahead
+            if self._bounds is not None:
+                desk.waited_for(call)
             await desk.wait(ticket)
             if ticket.permit is None:
                 assert ticket.why is not None
@@ -130,9 +138,15 @@ class AdmitLayer:
         candidates = self._fleet.snapshot.candidates(self._pool, self._model, version)
         if not candidates:
             return None
-        admission = Admission(self._chance, self._queue_max, self._tuning, self._objective_s)
-        admission.update(candidates, self._now_s())
-        desk = self._desks[version] = AdmissionDesk(admission, self._now_s, self._wheel)
+        desk: AdmissionDesk
+        if self._bounds is None:
+            admission = Admission(self._chance, self._queue_max, self._tuning, self._objective_s)
+            desk = AdmissionDesk(admission, self._now_s, self._wheel)
+        else:
+            desk = self._bounds.desk(self._chance, self._tuning, self._objective_s, self._now_s, self._wheel)
+        for each in desk.desks():
+            each.admission.update(candidates, self._now_s())
+        self._desks[version] = desk
         return desk
 
     def _on_snapshot(self, snapshot: FleetSnapshot) -> None:
@@ -145,14 +159,16 @@ class AdmitLayer:
             # have left the fleet, and must not be counted for ever.
             if candidates is not admission.candidates or any(replica not in states for replica in admission.gone):
                 down = {replica for replica, state in states.items() if state is ReplicaState.DOWN}
-                admission.update(candidates, now_s, down)
-                desk.wake()
-            if not candidates and admission.idle:
+                for each in desk.desks():
+                    each.admission.update(candidates, now_s, down)
+                for each in desk.desks():
+                    each.wake()
+            if not candidates and all(each.admission.idle for each in desk.desks()):
                 # A call between two attempts may still know it, and finds no candidates there.
                 del self._desks[version]
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
-        return {version: desk.admission.statistics(now_s) for version, desk in sorted(self._desks.items())}
+        return {version: desk.statistics(now_s) for version, desk in sorted(self._desks.items())}
 
 
 def _refused(call: Call, admission: Admission, why: Why, wait_s: float) -> GatewayError:
@@ -161,6 +177,12 @@ def _refused(call: Call, admission: Admission, why: Why, wait_s: float) -> Gatew
     named = f"model '{shown(call.model)}' version {version}"
     if why == "no_replica":
         return no_replica(call.model, version)
+    if why == "too_large":
+        return GatewayError(
+            Reason.TOO_LARGE,
+            f"a call of {call.work:g} units of work needs more memory than any replica has for {named}; send less in "
+            "one call",
+        )
     if why in ("infeasible", "too_late"):
         return GatewayError(
             Reason.INFEASIBLE,

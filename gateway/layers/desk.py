@@ -6,8 +6,10 @@ The decider wakes nobody; who holds it must, each time. This is the one place wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from gateway.core.call import Call
 from gateway.core.permit import Kind, Permit
 from gateway.decide.admission import Admission, Ticket
 from gateway.runtime.wheel import NOWHERE, TimerWheel, Waiting
@@ -23,8 +25,25 @@ class AdmissionDesk(Waiting):
 
     __slots__ = ("_now_s", "_wheel", "admission")
 
-    mixed = True
-    """Calls of all sizes are answered for here."""
+    @property
+    def mixed(self) -> bool:
+        """Calls of all sizes are answered for here."""
+        return True
+
+    def desks(self) -> tuple[AdmissionDesk, ...]:
+        """All desks of the version: this one is the first."""
+        return (self,)
+
+    def for_call(self, call: Call) -> AdmissionDesk:
+        """Which of them it is that a call asks."""
+        return self
+
+    def waited_for(self, call: Call) -> None:
+        """A call begins to wait here; may note why."""
+
+    def statistics(self, now_s: float) -> Mapping[str, Any]:
+        """Of the version."""
+        return self.admission.statistics(now_s)
 
     def __init__(self, admission: Admission, now_s: Callable[[], float], wheel: TimerWheel) -> None:
         self.bucket = NOWHERE

@@ -17,7 +17,7 @@ from gateway.policy.identity_schema import IdentityPolicy
 from gateway.policy.port_schema import KIB, MIB
 from gateway.policy.port_schema import GrpcLimits as GrpcLimits
 from gateway.policy.port_schema import HttpLimits as HttpLimits
-from gateway.policy.size_schema import Lanes, Work
+from gateway.policy.size_schema import BYTES_MAX, Lanes, ModelMemory, Work
 from gateway.policy.strict import Strict as Strict
 from gateway.policy.tls_schema import ServerTls, UpstreamTls
 
@@ -118,6 +118,20 @@ class Pool(Strict, frozen=True, kw_only=True):
     message_bytes_max: Annotated[
         int, Meta(ge=KIB, le=2**31 - 1, description="Largest message to or from a replica, bytes.")
     ] = 64 * MIB
+    in_flight_max: Annotated[
+        Annotated[int, Meta(ge=1, le=1_000_000)] | None,
+        Meta(
+            description="Calls that one replica may have in flight over all models and versions; they wait their turn "
+            "beyond it. Default: the sum of their slots."
+        ),
+    ] = None
+    memory_bytes: Annotated[
+        Annotated[int, Meta(ge=MIB, le=BYTES_MAX)] | None,
+        Meta(
+            description="What models and calls may take of one replica's memory, by the figures of each model's "
+            "`memory`; calls wait beyond it. Leave out what others take there. Default: not counted."
+        ),
+    ] = None
     transport: Annotated[
         Literal["http2", "grpcio"],
         Meta(
@@ -417,6 +431,10 @@ class ModelPolicy(Strict, frozen=True, kw_only=True):
         Work | None,
         Meta(description="How the work of a call is measured, in units of a usual call. Default: all calls are 1."),
     ] = None
+    memory: Annotated[
+        ModelMemory,
+        Meta(description="What it takes of a replica's memory, for a pool with `memory_bytes`. Default: nothing."),
+    ] = ModelMemory()
     admission: Annotated[Admission, Meta(description="How many calls run and wait.")] = Admission()
     read_only: Annotated[
         bool,

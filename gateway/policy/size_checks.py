@@ -16,6 +16,7 @@ def check_sizes(model: Model, fleet: Fleet, problems: Problems) -> None:
     _work(model, problems)
     _lanes(model, problems)
     _length(model, problems)
+    _memory(model, fleet, problems)
 
 
 def _add(problems: Problems, document: Document[Any], path: Path, message: str, remedy: str) -> None:
@@ -83,3 +84,22 @@ def _length(model: Model, problems: Problems) -> None:
     if model.get(*limits) and model.get("limits", "input_length_max") is None and model.given(*limits):
         message = "`input_length_of` names an input, and no `input_length_max` limits it"
         _add(problems, model, limits, message, "give `input_length_max`, or remove this key")
+
+
+def _memory(model: Model, fleet: Fleet, problems: Problems) -> None:
+    if not model.given("memory"):
+        return
+    pool = model.get("pool")
+    pools = fleet.get("pools")
+    if not isinstance(pools, dict) or not isinstance(pools.get(pool), dict):
+        return
+    limit = fleet.get("pools", pool, "memory_bytes")
+    if limit is None:
+        if not fleet.given("pools", pool, "memory_bytes"):
+            message = f"pool `{pool}` has no `memory_bytes` in fleet.yaml, so nothing is counted"
+            _add(problems, model, ("memory",), message, "give the pool its limit, or remove this key")
+        return
+    fixed, unit = model.get("memory", "fixed_bytes"), model.get("memory", "bytes_per_unit")
+    if fixed is not None and unit is not None and fixed + unit > limit:
+        message = f"a usual call needs {fixed + unit:g} bytes with the model, and pool `{pool}` has {limit}"
+        _add(problems, model, ("memory",), message, "lower the figures, or raise `memory_bytes` of the pool")

@@ -317,7 +317,7 @@ CASES = {
     # Sizes.
     "no rows at all": model("limits: {batch_max: 0}\n", (6, 21, "limits.batch_max: 0 is out of range")),
     "length of nothing limited": model("limits: {input_length_of: ids}\n", (6, 27, "no `input_length_max` limits it")),
-    "work by what": model("work: {by: rows}\n", (6, 12, "`rows` is not known; allowed: batch, elements")),
+    "work by what": model("work: {by: rows}\n", (6, 12, "`rows` is not known; allowed: batch, bytes, elements")),
     "work without a measure": model("work: {unit: 3}\n", (6, 7, "work: `by` is missing")),
     "parameter without a name": model("work: {by: parameter}\n", (6, 12, "does not say which")),
     "parameter of an input": model(
