@@ -33,6 +33,7 @@ from gateway.policy.schema import (
     Warmup,
 )
 from tests.simulation.batcher import ModelSpec
+from tests.simulation.bounds import bound_tags, with_bounds
 from tests.simulation.plans import CallPlan, Event, SequencePlan, SessionPlan
 from tests.simulation.states import Lie, Metrics
 from tests.simulation.stream_plans import StreamPlans, stream_policy, stream_specs
@@ -111,6 +112,7 @@ def scenario(seed: int, calls: int | None = None) -> Scenario:
     else:
         plans = [plan for plan in plans if plan.at_s < shutdown_s + AFTER_SHUTDOWN_S]
         tags.append("shutdown")
+    tags += bound_tags(seed)
     if dns:
         tags.append("dns")
     as_bytes, codecs = seed % 2 == 1, seed % 4 in (1, 2)
@@ -122,7 +124,7 @@ def scenario(seed: int, calls: int | None = None) -> Scenario:
     if shutdown_s is None:
         # Behind the others: a policy may leave a model one slot and no queue.
         drawn.recovery(calm_s + RECOVERY_S + 2.2)
-    policies = _policies(draw, seed, machines, plain, dns)
+    policies = with_bounds(_policies(draw, seed, machines, plain, dns), seed, POOL)
     policies.models.update((each.name, stream_policy(streams, each, POOL, BODY_BYTES_MAX)) for each in streaming)
     return Scenario(
         seed=seed,

@@ -91,7 +91,7 @@ def test_the_work_that_the_load_labs_model_is_told_counts() -> None:
 
 def test_unusual_work_is_noted_and_usual_work_for_those_who_ask() -> None:
     settings = WorkSettings("elements", input="ids", unit=12)
-    (note,) = measured(TWO, settings).trail.notes or ()
+    (note,) = measured(TWO, settings).trail.notes or [None]
     assert note == ("work", "elements", {"work": 2.0, "unit": 12, "amount": 24.0})
     usual = WorkSettings("batch", unit=4)
     assert measured(TWO, usual).trail.notes is None
@@ -151,7 +151,7 @@ def test_settings_that_mean_nothing_are_refused() -> None:
         {"by": "batch", "default": 3, "most": 2},
     ):
         with pytest.raises(ValueError, match=r"."):
-            WorkSettings(**wrong)  # type: ignore[arg-type]
+            WorkSettings(**wrong)
 
 
 def test_a_large_call_lasts_as_many_rounds_as_it_fills() -> None:
