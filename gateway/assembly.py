@@ -28,7 +28,9 @@ from gateway.observe.readings import (
     admission_readings,
     fleet_readings,
     job_readings,
+    lane_readings,
     sequence_readings,
+    shared_readings,
     upstream_readings,
 )
 from gateway.observe.table import Reading
@@ -155,6 +157,8 @@ class Assembly:
         self.metrics.add_source(
             "admission", lambda now_s: admission_readings(self._admission_rows(now_s), self.metrics)
         )
+        self.metrics.add_source("lanes", lambda now_s: lane_readings(self._lane_rows(now_s), self.metrics))
+        self.metrics.add_source("shared", lambda now_s: shared_readings(self._shared_rows(now_s), self.metrics))
         self.metrics.add_source(
             "sequences",
             lambda now_s: sequence_readings(
@@ -189,6 +193,7 @@ class Assembly:
         return {
             "connections": self.directory.statistics(now_s),
             "admission": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.admissions.items())},
+            "shared": {pool: each.statistics(now_s) for pool, each in sorted(self.stack.commons.items())},
             "sequences": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.sequences.items())},
             "records": self.record_log.statistics(now_s),
             "body_memory": self.body_budget.statistics(now_s),
@@ -201,6 +206,17 @@ class Assembly:
             pool = self.policies.models[name].pool
             for version, row in layer.statistics(now_s).items():
                 yield pool, name, version, row["in_flight"], row["waiting"], row["limit"]
+
+    def _lane_rows(self, now_s: float) -> Iterable[tuple[str, Mapping[str, Mapping[str, int]]]]:
+        for name, layer in self.stack.admissions.items():
+            if self.policies.models[name].admission.lanes is not None:
+                for row in layer.statistics(now_s).values():
+                    yield name, row["lanes"]
+
+    def _shared_rows(self, now_s: float) -> Iterable[tuple[str, Mapping[str, Any]]]:
+        for pool, each in self.stack.commons.items():
+            if each.shared is not None:
+                yield pool, each.shared.statistics(now_s)
 
     def _upstream_rows(self, now_s: float) -> Iterable[tuple[str, str, Mapping[str, float]]]:
         """Pool, replica and what its client counts. The client of `transport: grpcio` counts nothing."""

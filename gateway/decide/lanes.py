@@ -22,8 +22,8 @@ Two rules of separation (`apart`):
   is only one: there both kinds take turns.
 
 A replica that gets no calls for another reason, because it is ejected or suspect, is the emptiest of all, and kept for
-a large call it would keep that waiting for as long. So who asks says which these are (`bar`): they are not kept, and do
-not count where a share of the replicas is.
+a large call it would keep that waiting for as long. So who asks says which these are (`bar`): they are not kept, do not
+count where a share of the replicas is, and are tried with small calls only.
 
 What can be guaranteed with Triton's dynamic batcher: it puts together whatever of one model waits on one server, fits
 into max_batch_size and has equal shapes (unless ragged batching is allowed), whichever priority it has. A request
@@ -48,9 +48,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-LaneWhy = Literal["ok", "no_slot", "lane_full", "kept", "apart"]
+LaneWhy = Literal["ok", "no_slot", "lane_full", "kept", "apart", "barred"]
 """no_slot: the replica has none free. lane_full: the lane has its share. kept: what is free is kept for a waiting call
-of another lane. apart: the replica has calls of another lane.
+of another lane. apart: the replica has calls of another lane. barred: it gets none; what it is tried with is small.
 """
 
 
@@ -229,6 +229,8 @@ class Lanes:
             if not owner:
                 return "ok"
             return "apart" if room.counts[owner] else "kept"
+        if room.barred:
+            return "barred"
         if room.total > room.counts[lane]:
             return "apart"
         if owner == lane:

@@ -6,7 +6,7 @@ What is out is counted here from the messages that leave, not read from the gate
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,6 +16,7 @@ from gateway.decide.bound_admission import BoundAdmission
 from gateway.policy.schema import PolicySet
 from gateway.policy.size_schema import Lane, Lanes, ModelMemory, Work
 from gateway.stack import Stack
+from tests.simulation.batcher import ModelSpec
 
 Key = tuple[str, str, str]
 """(machine, model, version)."""
@@ -40,19 +41,21 @@ def bound_tags(seed: int) -> list[str]:
     return [kind] if kind else []
 
 
-def with_bounds(policies: PolicySet, seed: int, pool: str) -> PolicySet:
-    """The policies of this seed, with lanes or with shared bounds."""
+def with_bounds(policies: PolicySet, specs: Iterable[ModelSpec], seed: int, pool: str) -> PolicySet:
+    """The policies of this seed, with lanes and limits of their own or with shared bounds."""
     kind = _kind(seed)
     if not kind:
         return policies
     larger = (Lane(name="large", work_above=LARGE, share=0.3),)
     apart = Lanes(larger=larger, large_per_replica=1 + seed // 7 % 2)
     slots = Lanes(larger=larger, apart="slots")
+    rows = {spec.name: spec.max_batch_size for spec in specs} if kind == "lanes" else {}
     models = {}
     for number, (name, policy) in enumerate(policies.models.items()):
         lanes = apart if kind == "lanes" else slots if (seed // 7 + number) % 2 else None
         models[name] = replace(
             policy,
+            limits=replace(policy.limits, batch_max=rows.get(name)),
             work=Work(by="elements", unit=float(UNIT)),
             memory=MEMORY if kind == "shared" else ModelMemory(),
             admission=replace(policy.admission, lanes=lanes),

@@ -124,7 +124,7 @@ def scenario(seed: int, calls: int | None = None) -> Scenario:
     if shutdown_s is None:
         # Behind the others: a policy may leave a model one slot and no queue.
         drawn.recovery(calm_s + RECOVERY_S + 2.2)
-    policies = with_bounds(_policies(draw, seed, machines, plain, dns), seed, POOL)
+    policies = with_bounds(_policies(draw, seed, machines, plain, dns), plain, seed, POOL)
     policies.models.update((each.name, stream_policy(streams, each, POOL, BODY_BYTES_MAX)) for each in streaming)
     return Scenario(
         seed=seed,

@@ -173,7 +173,6 @@ def test_a_replica_in_doubt_is_not_kept_for_a_large_call() -> None:
     assert pool.ask(1, 20) == "queued"
     books = pool.members[0].lane
     assert books is not None
-    assert [books.books.may_run(0, replica) for replica in "xyz"].count("kept") == 1
     assert books.books.may_run(0, "x") == "ok"
     while all(member is pool.members[0] for member, _, _ in pool.running):
         pool.end(0)
