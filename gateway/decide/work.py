@@ -11,6 +11,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+NEAR = 0.05
+"""A call that is within this of one unit is one, a usual call: most calls of most models are, and nothing need be
+weighed or written down of them.
+"""
+
 Measure = Literal["batch", "elements", "bytes", "parameter", "value"]
 """batch: rows of an input. elements: of its shape. bytes: of its data. parameter: a number among the request's
 parameters. value: the sum of an input's numbers, for models that are told how much to do.
@@ -49,10 +54,15 @@ class WorkSettings:
 
 
 def units(amount: float | None, settings: WorkSettings) -> float:
-    """Units of work for what was measured; None, what is no number, and less than nothing count as the default."""
+    """Units of work for what was measured; None, what is no number, and less than nothing count as the default, and
+    nearly one as one.
+    """
     if amount is None or not amount >= 0.0:
         return settings.default
-    return min(max(WORK_MIN, amount / settings.unit), settings.most)
+    work = amount / settings.unit
+    if 1.0 - NEAR <= work <= 1.0 + NEAR:
+        work = 1.0
+    return min(max(WORK_MIN, work), settings.most)
 
 
 def rounds(work: float, fills: float) -> float:

@@ -178,6 +178,7 @@ def _refused(call: Call, admission: Admission, why: Why, wait_s: float) -> Gatew
     if why == "no_replica":
         return no_replica(call.model, version)
     if why == "too_large":
+        call.trail.note("memory", why, {"work": call.work})
         return GatewayError(
             Reason.TOO_LARGE,
             f"a call of {call.work:g} units of work needs more memory than any replica has for {named}; send less in "

@@ -38,7 +38,12 @@ class Work(Strict, frozen=True, kw_only=True):
         str, Meta(max_length=INPUT_MAX, description="Name of the parameter, for `by: parameter` alone.")
     ] = ""
     unit: Annotated[
-        float, Meta(gt=0, le=1e15, description="So much of it is one unit of work: that of a usual call.")
+        float,
+        Meta(
+            gt=0,
+            le=1e15,
+            description="So much of it, up to 5 % more or less, is one unit of work: that of a usual call.",
+        ),
     ] = 1.0
     default: Annotated[
         float, Meta(ge=0.01, le=1e9, description="Units of a call that does not tell, or tells less than nothing.")

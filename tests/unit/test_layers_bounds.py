@@ -132,10 +132,11 @@ async def test_what_one_model_frees_of_the_ceiling_wakes_the_other_which_says_wh
 async def test_a_call_that_no_replica_could_hold_is_told_so() -> None:
     shared = SharedBounds(in_flight_max=None, memory_bytes=100, models={"fraud": ModelMemory(50, 10)})
     house = House(HandFleet(replica("a", {FRAUD: 4})), shared, lanes=False)
-    _, task = house.start(work=6)
+    call, task = house.start(work=6)
     with pytest.raises(GatewayError, match="6 units of work needs more memory than any replica has") as refused:
         await task
     assert refused.value.reason is Reason.TOO_LARGE
+    assert call.trail.notes == [("memory", "too_large", {"work": 6.0})]
     assert house.books() == (0, 0)
 
 

@@ -135,6 +135,11 @@ def test_a_version_is_without_batches_if_one_replica_says_so() -> None:
     assert fleet().batches("gpu", "fraud", "3")
 
 
+def test_nearly_one_unit_is_one() -> None:
+    settings = WorkSettings("batch", unit=100)
+    assert [units(amount, settings) for amount in (94, 95, 100, 105, 106)] == [0.94, 1.0, 1.0, 1.0, 1.06]
+
+
 @given(st.one_of(st.none(), st.floats()), st.floats(0.001, 1e6), st.floats(0.01, 10))
 def test_units_are_always_an_amount(amount: float | None, unit: float, default: float) -> None:
     assert WORK_MIN <= units(amount, WorkSettings("batch", unit=unit, default=default, most=1e6)) <= 1e6
