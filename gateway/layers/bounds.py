@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.core.call import Call
 from gateway.core.permit import Permit
-from gateway.core.snapshot import FleetSnapshot, ModelState
+from gateway.core.snapshot import FleetSnapshot, ModelState, ReplicaView
 from gateway.decide.admission import Ticket
 from gateway.decide.bound_admission import BoundAdmission, Lane
 from gateway.decide.chance import Chance
@@ -27,7 +27,7 @@ from gateway.runtime.wheel import TimerWheel
 class Commons:
     """The desks of one pool at which calls wait."""
 
-    __slots__ = ("_settling", "_waiting", "pool", "shared")
+    __slots__ = ("_loaded", "_settling", "_waiting", "pool", "shared")
 
     def __init__(self, pool: str, shared: SharedBounds | None) -> None:
         """`shared`: what the models of the pool share, if anything."""
@@ -36,19 +36,29 @@ class Commons:
         self._waiting: dict[BoundDesk, None] = {}
         """Whose turn it is first, first."""
         self._settling = False
+        self._loaded: dict[str, tuple[ReplicaView, frozenset[tuple[str, str]]]] = {}
+        """Of each replica its view and what it has loaded, as of the last snapshot."""
 
     def on_snapshot(self, snapshot: FleetSnapshot) -> None:
-        """To be told before the desks are: they ask what stands here."""
-        if self.shared is not None:
-            self.shared.update(
-                {
-                    replica.id: [
-                        key for key, view in replica.models.items() if view.state is not ModelState.UNAVAILABLE
-                    ]
-                    for replica in snapshot.replicas
-                    if replica.pool == self.pool
-                }
-            )
+        """To be told before the desks are: they ask what stands here. What says the same as before costs one look."""
+        shared = self.shared
+        if shared is None:
+            return
+        before, self._loaded = self._loaded, {}
+        changed = False
+        for replica in snapshot.replicas:
+            if replica.pool != self.pool:
+                continue
+            view, loaded = before.pop(replica.id, (None, frozenset[tuple[str, str]]()))
+            if view is not replica:
+                was = None if view is None else loaded
+                loaded = frozenset(
+                    key for key, model in replica.models.items() if model.state is not ModelState.UNAVAILABLE
+                )
+                changed = changed or loaded != was
+            self._loaded[replica.id] = (replica, loaded)
+        if changed or before:
+            shared.update({name: loaded for name, (_, loaded) in self._loaded.items()})
 
     def waits(self, desk: BoundDesk) -> None:
         """Calls wait there now, or not any more."""

@@ -195,3 +195,31 @@ async def test_cancelled_at_any_await_it_leaves_nothing_in_any_book(work: float,
         assert told["in_flight"] == {}
         assert told["memory"]["gpu/a"]["in_flight_bytes"] == 0
         assert told["desks_waiting"] == 0
+
+
+async def test_what_is_loaded_counts_and_the_books_change_only_when_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    sound = SharedBounds.update
+
+    def update(self: SharedBounds, replicas: Any) -> None:
+        told.append(dict(replicas))
+        sound(self, replicas)
+
+    monkeypatch.setattr(SharedBounds, "update", update)
+    shared = SharedBounds(
+        in_flight_max=None, memory_bytes=100, models={"fraud": ModelMemory(30), "ranker": ModelMemory(20)}
+    )
+    fleet = HandFleet(replica("a", {FRAUD: 4, ("fraud", "1"): 4}))
+    house = House(fleet, shared, lanes=False)
+
+    def fixed() -> dict[str, int]:
+        return {name: each["fixed_bytes"] for name, each in house.commons.statistics(0.0)["memory"].items()}
+
+    assert fixed() == {"gpu/a": 60}
+    fleet.publish(replica("a", {FRAUD: 2, ("fraud", "1"): 4}))
+    assert len(told) == 1, "only the slots are others"
+    fleet.publish(replica("a", {FRAUD: 2}), replica("b", {RANKER: 1}), replica("c", {RANKER: 1}, pool="cpu"))
+    assert fixed() == {"gpu/a": 30, "gpu/b": 20}
+    fleet.publish(replica("b", {RANKER: 1}))
+    assert fixed() == {"gpu/b": 20}
+    assert len(told) == 3

@@ -91,8 +91,9 @@ def test_the_work_that_the_load_labs_model_is_told_counts() -> None:
 
 def test_unusual_work_is_noted_and_usual_work_for_those_who_ask() -> None:
     settings = WorkSettings("elements", input="ids", unit=12)
-    (note,) = measured(TWO, settings).trail.notes or [None]
-    assert note == ("work", "elements", {"work": 2.0, "unit": 12, "amount": 24.0})
+    notes = measured(TWO, settings).trail.notes
+    assert notes is not None
+    assert notes[0] == ("work", "elements", {"work": 2.0, "unit": 12, "amount": 24.0})
     usual = WorkSettings("batch", unit=4)
     assert measured(TWO, usual).trail.notes is None
     assert measured(TWO, usual, explain=True).trail.notes
