@@ -101,5 +101,5 @@ def _memory(model: Model, fleet: Fleet, problems: Problems) -> None:
         return
     fixed, unit = model.get("memory", "fixed_bytes"), model.get("memory", "bytes_per_unit")
     if fixed is not None and unit is not None and fixed + unit > limit:
-        message = f"a usual call needs {fixed + unit:g} bytes with the model, and pool `{pool}` has {limit}"
+        message = f"a usual call needs {int(fixed + unit)} bytes with the model, and pool `{pool}` has {limit}"
         _add(problems, model, ("memory",), message, "lower the figures, or raise `memory_bytes` of the pool")

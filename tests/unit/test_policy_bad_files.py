@@ -318,7 +318,7 @@ CASES = {
     "no rows at all": model("limits: {batch_max: 0}\n", (6, 21, "limits.batch_max: 0 is out of range")),
     "length of nothing limited": model("limits: {input_length_of: ids}\n", (6, 27, "no `input_length_max` limits it")),
     "work by what": model("work: {by: rows}\n", (6, 12, "`rows` is not known; allowed: batch, bytes, elements")),
-    "work without a measure": model("work: {unit: 3}\n", (6, 7, "work: `by` is missing")),
+    "work without a measure": model("work: {unit: 3}\n", (6, 7, "work: the key `by` is missing")),
     "parameter without a name": model("work: {by: parameter}\n", (6, 12, "does not say which")),
     "parameter of an input": model(
         "work: {by: parameter, parameter: w, input: x}\n", (6, 44, "not of an input; remove `input`")
@@ -356,6 +356,20 @@ CASES = {
     "a lane that nothing reaches": model(
         "work: {by: batch, max: 3}\nadmission: {lanes: {larger: [{name: a, work_above: 3}]}}\n",
         (7, 52, "no call counts as more than 3"),
+    ),
+    "memory that nobody counts": model(
+        "memory: {fixed_bytes: 3}\n", (6, 9, "pool `cpu` has no `memory_bytes` in fleet.yaml")
+    ),
+    "memory of less than nothing": model(
+        "memory: {bytes_per_unit: -1}\n", (6, 9, "nothing is counted"), (6, 26, "memory.bytes_per_unit")
+    ),
+    "a ceiling of nothing": pool(
+        "    replicas: {static: [{grpc: 'h:1', http: 'h:2'}]}\n    in_flight_max: 0\n",
+        (4, 20, "pools.cpu.in_flight_max: 0 is out of range"),
+    ),
+    "memory of a few bytes": pool(
+        "    replicas: {static: [{grpc: 'h:1', http: 'h:2'}]}\n    memory_bytes: 1000\n",
+        (4, 19, "pools.cpu.memory_bytes: 1000 is out of range"),
     ),
     # Not available yet.
     "a later key at another depth": model(
@@ -429,3 +443,13 @@ def test_a_bad_file_is_refused_with_place_and_remedy(name: str, tmp_path: Path) 
 
 def test_the_table_is_long_enough_to_mean_something() -> None:
     assert len(CASES) >= 80
+
+
+def test_a_usual_call_must_fit_beside_its_model(tmp_path: Path) -> None:
+    fleet_text = FLEET.replace("    replicas:", "    memory_bytes: 2000000\n    replicas:", 1)
+    assert fleet_text != FLEET
+    write(tmp_path, fleet=fleet_text, model=MODEL + "memory: {fixed_bytes: 1500000, bytes_per_unit: 500000}\n")
+    assert not problems_of(tmp_path)
+    write(tmp_path, fleet=fleet_text, model=MODEL + "memory: {fixed_bytes: 1500000, bytes_per_unit: 500001}\n")
+    (problem,) = problems_of(tmp_path)
+    assert "a usual call needs 2000001 bytes with the model, and pool `cpu` has 2000000" in str(problem)
