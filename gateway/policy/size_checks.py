@@ -89,6 +89,9 @@ def _length(model: Model, problems: Problems) -> None:
 def _memory(model: Model, fleet: Fleet, problems: Problems) -> None:
     if not model.given("memory"):
         return
+    fixed, unit = model.get("memory", "fixed_bytes"), model.get("memory", "bytes_per_unit")
+    if not fixed and not unit:
+        return
     pool = model.get("pool")
     pools = fleet.get("pools")
     if not isinstance(pools, dict) or not isinstance(pools.get(pool), dict):
@@ -99,7 +102,6 @@ def _memory(model: Model, fleet: Fleet, problems: Problems) -> None:
             message = f"pool `{pool}` has no `memory_bytes` in fleet.yaml, so nothing is counted"
             _add(problems, model, ("memory",), message, "give the pool its limit, or remove this key")
         return
-    fixed, unit = model.get("memory", "fixed_bytes"), model.get("memory", "bytes_per_unit")
     if fixed is not None and unit is not None and fixed + unit > limit:
         message = f"a usual call needs {int(fixed + unit)} bytes with the model, and pool `{pool}` has {limit}"
         _add(problems, model, ("memory",), message, "lower the figures, or raise `memory_bytes` of the pool")

@@ -360,9 +360,7 @@ CASES = {
     "memory that nobody counts": model(
         "memory: {fixed_bytes: 3}\n", (6, 9, "pool `cpu` has no `memory_bytes` in fleet.yaml")
     ),
-    "memory of less than nothing": model(
-        "memory: {bytes_per_unit: -1}\n", (6, 9, "nothing is counted"), (6, 26, "memory.bytes_per_unit")
-    ),
+    "memory of less than nothing": model("memory: {bytes_per_unit: -1}\n", (6, 26, "memory.bytes_per_unit")),
     "a ceiling of nothing": pool(
         "    replicas: {static: [{grpc: 'h:1', http: 'h:2'}]}\n    in_flight_max: 0\n",
         (4, 20, "pools.cpu.in_flight_max: 0 is out of range"),
