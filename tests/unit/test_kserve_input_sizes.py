@@ -150,3 +150,19 @@ def test_any_bytes_are_read_or_refused(message: bytes) -> None:
         parameter(message, "x")
     except pb.WireError:
         pass
+
+
+@given(st.lists(st.integers(0, 127), max_size=60).map(bytes))  # tags that take a second byte are refused before
+def test_what_is_no_message_is_refused_as_the_plain_walk_refuses_it(message: bytes) -> None:
+    try:
+        walked = [each[:2] for each in pb.fields(message, 0, len(message))]
+    except pb.WireError:
+        with pytest.raises(pb.WireError):
+            InputReader().read(message)
+        return
+    try:
+        found = InputReader().read(message)
+    except pb.WireError:
+        assert (5, pb.LEN) in walked, "only what is inside of an input may be wrong"
+    else:
+        assert len(found) == walked.count((5, pb.LEN))
