@@ -3,9 +3,9 @@
 The ceiling (`in_flight_max`) bounds what the slots of single versions cannot: each version has its own slots, and many
 of them together are more than a server carries. Memory is counted by `memory_budget.py`.
 
-Whoever waits for memory waits beside others, of other models, who ask for less, and would always find some. So for the
-one that has waited longest room is kept, on the replica where least of it is taken: what becomes free there is for it
-alone, until it starts or gives up. A large call waits for those that run, not for those that come.
+Whoever waits for memory waits beside others, of other models, who ask for less, and would always find some. So for one
+of them, the first in turn when none is kept, room is kept on the replica where least of it is taken: what becomes free
+there is for it alone, until it starts or gives up. A large call waits for those that run, not for those that come.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SharedBounds:
         self._in_flight: dict[str, int] = {}
         self._replicas: frozenset[str] = frozenset()
         self._wanted: dict[object, Wanted] = {}
-        """Who waits, and for what; those first that began first, or were served longest ago."""
+        """Who waits, and for what."""
         self._kept: tuple[object, str, int] | None = None
         """For whom room is kept, on which replica, how many bytes."""
 
@@ -62,7 +62,7 @@ class SharedBounds:
                 models.update(copies)
                 devices[name] = DeviceMemory(limit, tuple(copies))
             self._memory.update(devices, models)
-        self._keep()
+        self._let_go()
 
     def may_take(self, replica: str, model: str, work: float, who: object) -> SharedWhy:
         """Whether `who` may start a call there now. Counts nothing."""
@@ -88,8 +88,6 @@ class SharedBounds:
         self._in_flight[replica] = self._in_flight.get(replica, 0) + 1
         if self._kept is not None and self._kept[0] is who:
             self._kept = None
-        if who in self._wanted:
-            self._wanted[who] = self._wanted.pop(who)
         return 0 if self._limit is None else self._memory.take(replica, model, work)
 
     def give_back(self, replica: str, model: str, taken: int) -> None:
@@ -104,39 +102,48 @@ class SharedBounds:
         self._memory.give_back(replica, model, taken)
 
     def wants(self, who: object, what: Wanted | None) -> bool:
-        """`who` waits for room for this call, or for none any more. Whether that lets go of what was kept."""
+        """`who` waits for room for this call, or for none any more. Whether that lets go of what was kept.
+
+        To be said again now and then while it waits: room is kept for the first that says so when none is kept.
+        O(replicas).
+        """
         kept = self._kept
         if what is None:
             if self._wanted.pop(who, None) is None:
                 return False
         else:
             self._wanted[who] = what
-        self._keep()
+        self._let_go()
+        if what is not None and self._kept is None and self._limit is not None:
+            self._keep(who, what)
         return kept is not None and self._kept != kept
 
-    def _keep(self) -> None:
-        """Keep room for who has waited longest for memory, while it waits."""
+    def _let_go(self) -> None:
+        """Of what is kept for one that does not wait any more, or not for that."""
         kept = self._kept
         if kept is not None:
-            what = self._wanted.get(kept[0])
+            who, replica, needed = kept
+            what = self._wanted.get(who)
             if (
                 what is None
-                or kept[1] not in self._replicas
-                or kept[1] not in what.replicas
-                or self._memory.bytes_of(what.model, what.work) != kept[2]
+                or replica not in self._replicas
+                or replica not in what.replicas
+                or self._memory.bytes_of(what.model, what.work) != needed
             ):
                 self._kept = None
-        if self._kept is not None or self._limit is None:
-            return
-        for who, (model, work, replicas) in self._wanted.items():
-            whys = {replica: self._memory.may_take(replica, model, work) for replica in replicas}
-            if "ok" in whys.values():
-                continue  # it waits for something else
-            full = [replica for replica, why in whys.items() if why == "full"]
-            if full:
-                best = min(full, key=lambda replica: (self._memory.used_bytes(replica), replica))
-                self._kept = (who, best, self._memory.bytes_of(model, work))
+
+    def _keep(self, who: object, what: Wanted) -> None:
+        """Keep room for one that waits, if it is memory that it waits for."""
+        best, least = "", math.inf
+        for replica in sorted(what.replicas):
+            why = self._memory.may_take(replica, what.model, what.work)
+            if why == "ok":
                 return
+            used = self._memory.used_bytes(replica)
+            if why == "full" and used < least:
+                best, least = replica, used
+        if best:
+            self._kept = (who, best, self._memory.bytes_of(what.model, what.work))
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         return {
