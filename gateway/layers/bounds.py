@@ -68,8 +68,8 @@ class Commons:
             self._waiting.pop(desk, None)
 
     def settle(self) -> None:
-        """Something has become free: ask all that wait, until nobody can be served. Each round but the last serves
-        somebody, or refuses somebody.
+        """Something has become free: ask all that wait, until nobody can be served. Each round but the last serves or
+        refuses somebody, or lets go of what was kept for one that wants something else now.
         """
         if self._settling:
             return
@@ -80,7 +80,10 @@ class Commons:
                 again = False
                 for desk in tuple(self._waiting):
                     before = desk.admission.waiting
+                    desk.bound.stirred = False
                     desk.look()
+                    if desk.bound.stirred:
+                        again = True
                     if desk.admission.waiting < before:
                         again = True
                         self._waiting.pop(desk, None)
@@ -153,8 +156,10 @@ class BoundDesk(AdmissionDesk):
         self.admission.give_back(permit, self._now_s())
         self.wake()
 
+    def begun(self) -> None:
+        self._settle()
+
     async def wait(self, ticket: Ticket) -> None:
-        self._commons.waits(self)
         try:
             await super().wait(ticket)
         finally:

@@ -68,6 +68,9 @@ class AdmissionDesk(Waiting):
                 waiter.set_result(None)
             # A waiter that is done was cancelled in this very turn; its own `wait` gives the slot back.
 
+    def begun(self) -> None:
+        """One more ticket waits, and can be woken."""
+
     async def wait(self, ticket: Ticket) -> None:
         """Until the fate of a ticket that waits is decided. Cancelled, it holds nothing."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -75,6 +78,7 @@ class AdmissionDesk(Waiting):
         if not self.waits:
             self._wheel.place(self, self._now_s() + LOOK_S)
         try:
+            self.begun()
             await future
         except BaseException:
             # A grant may have come in the same turn of the loop as the cancellation: then the slot is this call's to

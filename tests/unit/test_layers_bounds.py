@@ -223,3 +223,26 @@ async def test_what_is_loaded_counts_and_the_books_change_only_when_that_does(mo
     fleet.publish(replica("b", {RANKER: 1}))
     assert fixed() == {"gpu/b": 20}
     assert len(told) == 3
+
+
+async def test_what_was_kept_for_a_call_is_for_the_one_that_overtakes_it_in_its_line_at_once() -> None:
+    models = {"fraud": ModelMemory(0, 10), "ranker": ModelMemory(0, 10)}
+    shared = SharedBounds(in_flight_max=None, memory_bytes=100, models=models)
+    house = House(HandFleet(replica("a", {FRAUD: 8, RANKER: 8})), shared, lanes=False)
+    tasks = [house.start(work=6)[1]]
+    await house.arrived()
+    tasks.append(house.start(work=8)[1])
+    tasks.append(house.start("ranker", work=2)[1])
+    assert await house.arrived() == []
+    assert house.commons.statistics(0.0)["kept"] == {"replica": "gpu/a", "bytes": 80}
+    urgent = make_call()
+    urgent.trail.version_routed, urgent.work, urgent.deadline_s = "2", 1.5, ManualClock().now_s() + 10
+    tasks.append(asyncio.ensure_future(house.fraud.send(urgent)))
+    assert [each.call.work for each in await house.arrived()] == [1.5]
+    assert house.commons.statistics(0.0)["kept"] == {"replica": "gpu/a", "bytes": 80}, "it is the next again"
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert house.books() == (0, 0)
+    assert house.commons.statistics(0.0)["kept"] is None
+    assert house.commons.statistics(0.0)["waiting"] == 0
