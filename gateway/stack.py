@@ -287,6 +287,8 @@ def build_stack(
         )
         for name, policy in policies.models.items()
     }
+    for each in commons.values():
+        fleet.subscribe(each.after_snapshot)
     sequences = {
         name: build_sequences(policy, admissions[name], fleet=fleet, clock=clock)
         for name, policy in policies.models.items()

@@ -193,6 +193,8 @@ class BoundAdmission(Admission):
             else:
                 lane.books.take(lane.number, replica)
         if shared is not None:
+            if shared.keeps_for(self):
+                self.stirred = True  # it may start elsewhere than where room was kept
             held = shared.take(replica, self._model, work if ticket is None else ticket.work, self)
             if held:
                 permit.special = (permit.special or Special())._replace(held_bytes=held)

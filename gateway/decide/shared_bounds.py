@@ -77,6 +77,10 @@ class SharedBounds:
                 return "kept"
         return why
 
+    def keeps_for(self, who: object) -> bool:
+        """Whether room is kept for it, which its next start lets go of."""
+        return self._kept is not None and self._kept[0] is who
+
     def too_large(self, replica: str, model: str, work: float) -> bool:
         return self._limit is not None and self._memory.may_take(replica, model, work) == "too_large"
 

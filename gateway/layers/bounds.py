@@ -27,7 +27,7 @@ from gateway.runtime.wheel import TimerWheel
 class Commons:
     """The desks of one pool at which calls wait."""
 
-    __slots__ = ("_loaded", "_settling", "_waiting", "pool", "shared")
+    __slots__ = ("_changed", "_loaded", "_settling", "_waiting", "pool", "shared")
 
     def __init__(self, pool: str, shared: SharedBounds | None) -> None:
         """`shared`: what the models of the pool share, if anything."""
@@ -36,6 +36,7 @@ class Commons:
         self._waiting: dict[BoundDesk, None] = {}
         """Whose turn it is first, first."""
         self._settling = False
+        self._changed = False
         self._loaded: dict[str, tuple[ReplicaView, frozenset[tuple[str, str]]]] = {}
         """Of each replica its view and what it has loaded, as of the last snapshot."""
 
@@ -59,6 +60,13 @@ class Commons:
             self._loaded[replica.id] = (replica, loaded)
         if changed or before:
             shared.update({name: loaded for name, (_, loaded) in self._loaded.items()})
+            self._changed = True
+
+    def after_snapshot(self, snapshot: FleetSnapshot) -> None:
+        """To be told after the desks are: other models may have made room."""
+        if self._changed:
+            self._changed = False
+            self.settle()
 
     def waits(self, desk: BoundDesk) -> None:
         """Calls wait there now, or not any more."""
