@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from gateway.core.permit import Kind, Permit, Special
 from gateway.core.snapshot import Candidate
-from gateway.decide.admission import Admission, Decision, Refused, Ticket
+from gateway.decide.admission import Admission, Decision, Queued, Refused, Ticket
 from gateway.decide.chance import Chance
 from gateway.decide.lanes import Lanes
 from gateway.decide.shared_bounds import SharedBounds, SharedWhy, Wanted
@@ -126,7 +126,10 @@ class BoundAdmission(Admission):
             self._refused["too_large"] = self._refused.get("too_large", 0) + 1
             return Refused("too_large")
         self._bar(now_s)
-        return super()._offer(ticket, now_s)
+        decision = super()._offer(ticket, now_s)
+        if self._shared is not None and isinstance(decision, Queued) and self._room.peek("") is ticket:
+            self.stirred = True  # it is the next now, and may need less than who was
+        return decision
 
     def _never(self, ticket: Ticket) -> bool:
         """Whether no replica that may run it could hold it, even alone."""

@@ -246,3 +246,19 @@ async def test_what_was_kept_for_a_call_is_for_the_one_that_overtakes_it_in_its_
     assert house.books() == (0, 0)
     assert house.commons.statistics(0.0)["kept"] is None
     assert house.commons.statistics(0.0)["waiting"] == 0
+
+
+async def test_a_call_that_needs_less_and_is_the_next_runs_at_once() -> None:
+    shared = SharedBounds(in_flight_max=None, memory_bytes=100, models={"ranker": ModelMemory(0, 10)})
+    house = House(HandFleet(replica("a", {RANKER: 8}), replica("b", {RANKER: 8})), shared, lanes=False)
+    tasks = [house.start("ranker", work=7)[1] for _ in range(2)]
+    await house.arrived()
+    tasks.append(house.start("ranker", work=8)[1])
+    urgent = make_call("ranker")
+    urgent.trail.version_routed, urgent.work, urgent.deadline_s = "2", 1.5, ManualClock().now_s() + 10
+    tasks.append(asyncio.ensure_future(house.ranker.send(urgent)))
+    assert [each.call.work for each in await house.arrived()] == [1.5]
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert house.books() == (0, 0)
