@@ -125,7 +125,7 @@ class AttemptsLayer:
         race = _Race(self, self._inner, call, desk)
         if self._hedging:
             now_s = call.trail.admitted_s or self.now_s()  # nothing has been awaited since
-            delay_s = desk.hedge_delay_s(call.deadline_s - now_s, now_s)
+            delay_s = desk.hedge_delay_s(call.deadline_s - now_s, now_s, call.work)
             if delay_s is not None:
                 self.wheel.place(race, now_s + delay_s)
             elif call.explain:
@@ -197,7 +197,7 @@ class AttemptsLayer:
                 if view.wait_s > 0:
                     await asyncio.sleep(view.wait_s)
                     now_s = self.now_s()
-                permit = desk.another("retry", tried)
+                permit = desk.another("retry", tried, call.work)
                 if permit is None and not died:
                     word = "no_replica"
                 else:
@@ -419,7 +419,7 @@ class _Race(Waiting):
             capped = layer.cancels.capped(primary.replica, now_s)
             word = desk.may_hedge((primary.replica,), cancels_capped=capped)
         if word == "hedge":
-            permit = desk.another("hedge", (primary.replica,))
+            permit = desk.another("hedge", (primary.replica,), call.work)
             if permit is None:
                 word = "no_other"
             else:

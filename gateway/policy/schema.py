@@ -21,6 +21,7 @@ from gateway.policy.port_schema import KIB, MIB
 from gateway.policy.port_schema import GrpcLimits as GrpcLimits
 from gateway.policy.port_schema import HttpLimits as HttpLimits
 from gateway.policy.quota_schema import Quotas
+from gateway.policy.size_schema import BYTES_MAX, Lanes, ModelMemory, Work
 from gateway.policy.stage_schema import Stages as Stages
 from gateway.policy.strict import Strict as Strict
 from gateway.policy.tls_schema import ServerTls, UpstreamTls
@@ -131,6 +132,20 @@ class Pool(Strict, frozen=True, kw_only=True):
     message_bytes_max: Annotated[
         int, Meta(ge=KIB, le=2**31 - 1, description="Largest message to or from a replica, bytes.")
     ] = 64 * MIB
+    in_flight_max: Annotated[
+        Annotated[int, Meta(ge=1, le=1_000_000)] | None,
+        Meta(
+            description="Calls that one replica may have in flight over all models and versions; they wait their turn "
+            "beyond it. Default: the sum of their slots."
+        ),
+    ] = None
+    memory_bytes: Annotated[
+        Annotated[int, Meta(ge=MIB, le=BYTES_MAX)] | None,
+        Meta(
+            description="What models and calls may take of one replica's memory, by the figures of each model's "
+            "`memory`; calls wait beyond it. Leave out what others take there. Default: not counted."
+        ),
+    ] = None
     transport: Annotated[
         Literal["http2", "grpcio"],
         Meta(
@@ -283,6 +298,24 @@ class Limits(Strict, frozen=True, kw_only=True):
             "on the loop that serves everybody, about 0.2 s per MiB at the worst.",
         ),
     ] = 2 * MIB
+    batch_max: Annotated[
+        Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,
+        Meta(
+            description="Most rows (first dimension of an input) of a call; beyond it 413. Says nothing of models "
+            "without batching (`max_batch_size` 0). Default: Triton's own limit."
+        ),
+    ] = None
+    input_length_max: Annotated[
+        Annotated[int, Meta(ge=1, le=2**53)] | None,
+        Meta(
+            description="Longest row of an input; beyond it 413. The length of a row is the product of the shape "
+            "without the batch dimension (tokens of a prompt, samples of a sound); of BYTES the number of bytes. "
+            "Default: none."
+        ),
+    ] = None
+    input_length_of: Annotated[
+        str, Meta(max_length=255, description="The input that `input_length_max` is about. Default: each of them.")
+    ] = ""
 
 
 class AdaptiveLimit(Strict, frozen=True, kw_only=True):
@@ -331,6 +364,10 @@ class Admission(Strict, frozen=True, kw_only=True):
     limit: Annotated[AdaptiveLimit, Meta(description="How the slots follow what the replicas can take.")] = (
         AdaptiveLimit()
     )
+    lanes: Annotated[
+        Lanes | None,
+        Meta(description="Calls of much more work than most, kept apart from the others. Needs `work`. Default: none."),
+    ] = None
 
 
 class Hedging(Strict, frozen=True, kw_only=True):
@@ -441,6 +478,14 @@ class ModelPolicy(Strict, frozen=True, kw_only=True):
             "to 100. Default: the highest version that is ready."
         ),
     ] = None
+    work: Annotated[
+        Work | None,
+        Meta(description="How the work of a call is measured, in units of a usual call. Default: all calls are 1."),
+    ] = None
+    memory: Annotated[
+        ModelMemory,
+        Meta(description="What it takes of a replica's memory, for a pool with `memory_bytes`. Default: nothing."),
+    ] = ModelMemory()
     admission: Annotated[Admission, Meta(description="How many calls run and wait.")] = Admission()
     interactive: Annotated[
         bool, Meta(description="false: nobody waits for the answers; calls that name no class are `sheddable_plus`.")
