@@ -99,12 +99,12 @@ class CancelCap:
     def _note(self, now_s: float) -> None:
         self._made.append(now_s)
         self._counts["cancelled"] += 1
-        if self.rate(now_s) * self._settings.window_s >= self._settings.burst:
+        if self._tokens < self._settings.burst / 2:
             self._guarded_until_s = now_s + self._settings.window_s
 
     def guarded(self, now_s: float) -> bool:
-        """Whether cancels are so frequent that the replica should not keep the time of calls by itself: there was a
-        burst of them within one window, and that is no longer ago than another.
+        """Whether cancels are so frequent that the replica should not keep the time of calls by itself: half of a burst
+        was used up, no longer ago than a window. A few each second, which every busy model has, do not come to that.
         """
         return now_s < self._guarded_until_s
 

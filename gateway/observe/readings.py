@@ -188,6 +188,8 @@ _UPSTREAM = (
     ("goaways", "sluice_upstream_goaways_total"),
     ("moved", "sluice_upstream_calls_moved_total"),
     ("cancelled", "sluice_upstream_calls_cancelled_total"),
+    ("left", "sluice_upstream_calls_left_total"),
+    ("left_now", "sluice_upstream_calls_left"),
     ("ping_complaints", "sluice_upstream_ping_complaints_total"),
     ("keepalive_s", "sluice_upstream_keepalive_seconds"),
 )

@@ -238,6 +238,12 @@ TABLE: tuple[Row, ...] = (
         "sluice_upstream_calls_cancelled_total", "pool replica", "Calls and streams given up while they were out."
     ),
     _counter(
+        "sluice_upstream_calls_left_total",
+        "pool replica",
+        "Of the calls given up, those that were not cancelled but left to run out, their answers thrown away.",
+    ),
+    _gauge("sluice_upstream_calls_left", "pool replica", "Such calls that run now."),
+    _counter(
         "sluice_upstream_ping_complaints_total",
         "pool replica",
         "Times that a replica found the gateway's pings too many; each makes the interval longer.",

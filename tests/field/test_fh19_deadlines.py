@@ -20,7 +20,7 @@ from typing import cast
 
 import pytest
 
-from gateway.core.call import Call, Metadata
+from gateway.core.call import Attempt, Call, Metadata
 from gateway.core.codes import Code
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.faces import BodyLimits, ReplicaClient
@@ -93,7 +93,9 @@ class Failing:
         self.limits_s: list[float] = []
         self._connection = Connection(cast(ReplicaClient, self))
 
-    async def infer(self, message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"") -> bytes:
+    async def infer(
+        self, message: bytes, metadata: Metadata, timeout_s: float, tail: bytes = b"", attempt: Attempt | None = None
+    ) -> bytes:
         self.limits_s.append(timeout_s)
         await asyncio.sleep(min(0.25, timeout_s))
         if timeout_s <= 0.25:
@@ -127,7 +129,8 @@ def attempted(deadline: Deadline) -> tuple[Failing, Call, GatewayError, float]:
             transport=ReplicaTransport(failing, clock), authenticator=AnonymousAuthenticator(), sinks=(),
             fleet=HandFleet(*(replica(name, {("fraud", "1"): 2}) for name in "abc")), reserve_record=object,
             clock=clock, wheel=wheel, pick_chance=random.Random(1), split_chance=random.Random(2),
-            limit_chance=random.Random(3), tuning=Tuning(budget=AttemptBudgetSettings(retry_deposit=1.0, retry_reserve=0.0)),
+            limit_chance=random.Random(3),
+            tuning=Tuning(budget=AttemptBudgetSettings(retry_deposit=1.0, retry_reserve=0.0)),
         )  # fmt: skip
         call = make_call(arrived_s=clock.now_s(), timeout_s=0.6)
         try:
@@ -312,13 +315,15 @@ def test_whoever_notices_first_it_is_a_time_out_of_that_replica(entrance: str, m
     leave = GrpcCallers._leave
     monkeypatch.setattr(GrpcCallers, "_leave", lambda self, number, stream, how: leave(self, number, stream, "reset"))
     chance = random.Random(19)
-    plans = [
-        call(number, rows=8, after_s=number * 0.02, leaves_after_s=0.6 + chance.uniform(-0.005, 0.001))
-        for number in range(200)
-    ]
-    report = played(plans, entrance=entrance, slots=200)
-    outcomes = [report.calls[plan.number].trail.attempts[0].outcome for plan in plans]
-    assert outcomes.count(Outcome.EXPIRED) >= 0.95 * len(plans), Counter(outcomes)
+    outcomes = []
+    for world in range(25):  # of few calls: after many time-outs calls are refused that can't be answered in time
+        plans = [
+            call(number, rows=8, after_s=number * 0.1, leaves_after_s=0.6 + chance.uniform(-0.005, 0.001))
+            for number in range(8)
+        ]
+        report = played(plans, entrance=entrance, slots=40, seed=world)
+        outcomes += [report.calls[plan.number].trail.attempts[0].outcome for plan in plans]
+    assert outcomes.count(Outcome.EXPIRED) >= 0.95 * 200, Counter(outcomes)
 
 
 # --- (g) streams ------------------------------------------------------------------------------------------------------

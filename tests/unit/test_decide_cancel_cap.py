@@ -78,15 +78,18 @@ def test_what_nobody_could_forbid_counts_and_leaves_less_for_others() -> None:
     assert not cap.capped(10.5)
 
 
-def test_a_burst_within_the_window_guards_the_replica_for_as_long_again() -> None:
-    cap = CancelCap(CancelCapSettings(burst=4))
-    for number in range(3):
+def test_half_a_burst_guards_the_replica_for_a_window_and_a_few_each_second_do_not() -> None:
+    cap = CancelCap(CancelCapSettings(burst=4, per_s=2.0))
+    for number in range(10):
         assert cap.may_cancel(10.0 + number)
-    assert not cap.guarded(12.0)
-    assert cap.may_cancel(13.0)
-    assert cap.guarded(13.0)
-    assert cap.guarded(17.9)
-    assert not cap.guarded(18.0)
+        assert not cap.guarded(10.0 + number)
+    assert cap.may_cancel(20.0)
+    assert cap.may_cancel(20.0)
+    assert not cap.guarded(20.0)
+    assert cap.may_cancel(20.0)
+    assert cap.guarded(20.0)
+    assert cap.guarded(24.9)
+    assert not cap.guarded(25.0)
 
 
 @pytest.mark.parametrize(

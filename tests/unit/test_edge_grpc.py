@@ -87,7 +87,11 @@ async def test_each_reason_ends_as_its_code_with_all_metadata_trailing(reason: R
     assert trailing["x-request-id"] == "abc"
     assert trailing["x-sluice-model"] == "mine"
     assert ("grpc-retry-pushback-ms" in trailing) == (
-        reason in {Reason.QUEUE_FULL, Reason.SHED, Reason.BODY_MEMORY, Reason.UPSTREAM_QUEUE_FULL, Reason.RECORD_FULL}
+        reason
+        in {
+            *(Reason.QUEUE_FULL, Reason.SHED, Reason.QUOTA),
+            *(Reason.BODY_MEMORY, Reason.UPSTREAM_QUEUE_FULL, Reason.RECORD_FULL),
+        }
     )
 
 

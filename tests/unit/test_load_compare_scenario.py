@@ -166,7 +166,10 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, float, float | 
         side = "sluice" if counters is None else "envoy"
         seen.append((side, which.spec.seed, which.spec.duration_s, capacity_rps))
         known = which.spec.capacity is not None
-        return done(capacity_rps=(capacity_rps or 250.0) if known else None)
+        made = done(capacity_rps=(capacity_rps or 250.0) if known else None)
+        (figures,) = made.figures["traffic"].values()
+        made.figures["traffic"].update((each.name, figures) for each in which.spec.traffic)
+        return made
 
     monkeypatch.setattr(chaos, "attempts", attempts)
     monkeypatch.setattr(compare_scenario, "ensure_envoy", lambda: Path("/envoy"))

@@ -303,6 +303,8 @@ def fill(of: Metrics) -> bool:
         "goaways",
         "moved",
         "cancelled",
+        "left",
+        "left_now",
         "ping_complaints",
         "keepalive_s",
     ]

@@ -96,7 +96,8 @@ def timeout_out(value: bytes) -> None:
         if not math.isnan(timeout_s):
             sent = encode_timeout(timeout_s)
             assert TIMEOUT.fullmatch(sent)
-            assert parse_timeout(sent) <= max(timeout_s * (1 + 1e-9), 1e-9) + 1e-9
+            unit_s = 0.001 if sent.endswith(b"m") else 1.0
+            assert parse_timeout(sent) <= max(timeout_s, 0.0) * (1 + 1e-9) + unit_s
 
 
 def binary(value: bytes) -> None:
