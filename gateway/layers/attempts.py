@@ -29,8 +29,7 @@ from typing import Any
 
 from gateway.core.call import Attempt, Call
 from gateway.core.errors import GatewayError, Reason
-from gateway.core.faults import known_nowhere
-from gateway.core.outcome import TEACHINGS, Outcome
+from gateway.core.outcome import Outcome
 from gateway.core.permit import Desk, Permit
 from gateway.core.reply import Reply
 from gateway.core.service import Service
@@ -40,7 +39,7 @@ from gateway.decide.chance import Chance
 from gateway.decide.hedge import PASSING
 from gateway.decide.quarantine import Quarantine
 from gateway.decide.retry import RetrySettings, RetryView, backoff_s, retry_verdict
-from gateway.layers.attempt_tally import AttemptTally, speaks_for_itself
+from gateway.layers.attempt_tally import AttemptTally, is_final, speaks_for_itself
 from gateway.layers.cancels import Cancels
 from gateway.layers.gate import shown
 from gateway.layers.track import why_cancelled
@@ -173,7 +172,7 @@ class AttemptsLayer:
             died = bool(lost) and not resent
             tried = tuple(each.replica for each in attempts)
             view = RetryView(
-                elsewhere=not any(map(_is_final, attempts)),
+                elsewhere=not any(map(is_final, attempts)),
                 answered=False,
                 sent=last.sent,
                 read_only=True,
@@ -306,13 +305,6 @@ class AttemptsLayer:
         }
 
 
-def _is_final(attempt: Attempt) -> bool:
-    """Whether no other replica could better what has become of an attempt that failed."""
-    outcome = attempt.outcome
-    assert outcome is not None, "track closes every attempt"
-    return not TEACHINGS[outcome].elsewhere or (outcome is Outcome.NOT_LOADED and known_nowhere(attempt.text))
-
-
 def _digest(call: Call, message: bytes) -> bytes:
     """Stands for all that the replica is sent of the call."""
     made = hashlib.blake2b(message, digest_size=16)
@@ -397,7 +389,7 @@ class _Race(Waiting):
         instance, and not what the first attempt was: then it is that which the caller should hear.
         """
         last = self._call.trail.attempts[-1]
-        return last is not primary and _is_final(last) and not _is_final(primary)
+        return last is not primary and is_final(last) and not is_final(primary)
 
     def replicas_lost(self, replicas: Collection[str]) -> None:
         attempts = self._call.trail.attempts

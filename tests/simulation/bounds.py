@@ -142,7 +142,7 @@ def _could_run_on(admission: BoundAdmission) -> str:
     standings = ejection.statistics(0.0)["by_replica"]
     for candidate in admission.candidates:
         replica = candidate.replica
-        if not picker.trusted(replica) or standings[replica]["standing"] in ("probing", "ejected"):
+        if not picker.trusted(replica) or standings.get(replica, {}).get("standing") in ("probing", "ejected"):
             continue
         if Admission._free(admission, replica) and admission._allowed(replica):
             return replica
