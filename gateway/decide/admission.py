@@ -349,7 +349,7 @@ class Admission:
         """The slots are others now. Who waits is to be served afterwards."""
         self.candidates, self._slots, self.limit = self.fit.candidates, self.fit.slots, self.fit.limit
         self._tell_s = min(self._tell_s, self.fit.due_s)
-        self.balance.update(self.candidates, self.gone, now_s)
+        self.balance.update(self.candidates, self.gone, now_s, self.fit.declared)
 
     def update(self, candidates: Sequence[Candidate], now_s: float, down: Collection[str] = ()) -> None:
         """The fleet changed. `down`: replicas that have been found gone, whatever they had; those that never were

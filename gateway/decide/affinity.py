@@ -70,7 +70,7 @@ class Affinity:
     keys of two.
     """
 
-    __slots__ = ("_counts", "_scope", "_settings", "bound", "home", "in_flight", "place", "why")
+    __slots__ = ("_counts", "_scope", "_settings", "bound", "home", "in_flight", "place", "weights", "why")
 
     def __init__(self, scope: str, settings: AffinitySettings | None = None) -> None:
         self._scope = scope
@@ -82,6 +82,10 @@ class Affinity:
         """
         self.home = ""
         self.in_flight = self.bound = self.place = 0
+        self.weights: Mapping[str, Candidate] = {}
+        """By replica, with the slots that it declares, where those that it has now move (`slot_limit.py`): what it may
+        have goes by these, whose home it is by what stays.
+        """
 
     def lend(self) -> None:
         """The call is to prove a replica, and goes where its key does not want it."""
@@ -115,13 +119,13 @@ class Affinity:
             total += in_flight.get(each.replica, 0)
             shares += each.slots if weight is None else each.slots * weight(each.replica)
         allowed = self._settings.bound * total / shares
-        scope = self._scope
-        ranked = [(want(scope, key, each), each.replica, each) for each in eligible]
+        scope, weights = self._scope, self.weights
+        ranked = [(want(scope, key, weights.get(each.replica, each)), each.replica, each) for each in eligible]
         _, self.home, first = max(ranked)
         self.in_flight, self.bound = in_flight.get(self.home, 0), _bound(first, allowed, weight)
         if self.in_flight < self.bound:
             # One that may not be asked is still the home of its keys.
-            away = len(eligible) < len(candidates) and order(scope, key, candidates)[0] is not first
+            away = len(eligible) < len(candidates) and self._first(key, candidates) != self.home
             return self._say("next" if away else "home", self.home)
         ranked.sort(reverse=True)
         for place, (_, _, each) in enumerate(ranked):
@@ -129,6 +133,9 @@ class Affinity:
                 self.place = place
                 return self._say("next", each.replica)
         return self._say("full", None)
+
+    def _first(self, key: Key, candidates: Sequence[Candidate]) -> str:
+        return order(self._scope, key, [self.weights.get(each.replica, each) for each in candidates])[0].replica
 
     def _say(self, why: Why, replica: str | None) -> str | None:
         self.why = why

@@ -57,10 +57,20 @@ class Balance:
         self._candidates: tuple[Candidate, ...] = ()
         self._slots: Mapping[str, int] = {}
 
-    def update(self, candidates: Sequence[Candidate], down: Iterable[str], now_s: float) -> None:
-        """The fleet changed: these may be sent calls; `down` are those that were there and have been found gone."""
+    def update(
+        self,
+        candidates: Sequence[Candidate],
+        down: Iterable[str],
+        now_s: float,
+        declared: Sequence[Candidate] | None = None,
+    ) -> None:
+        """The fleet changed, or the slots: these may be sent calls; `down` are those that were there and have been
+        found gone. `declared`: the same candidates with the slots that they declare, None if they have these.
+        """
         self._candidates = tuple(candidates)
         self._slots = {candidate.replica: candidate.slots for candidate in candidates}
+        if self.affinity is not None:
+            self.affinity.weights = {candidate.replica: candidate for candidate in declared or candidates}
         self.ejection.update(self._slots, down, now_s)
 
     def pick(

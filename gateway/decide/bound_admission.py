@@ -258,7 +258,7 @@ class BoundAdmission(Admission):
                 lane.books.update(self._slots)
         else:
             self.candidates, self._slots, self.gone = first.candidates, first._slots, first.gone
-            self.balance.update(self.candidates, self.gone, now_s)
+            self.balance.update(self.candidates, self.gone, now_s, first.fit.declared)
         if lane is not None:
             self.limit = lane.books.slots_of(lane.number)
         for each in self._others:

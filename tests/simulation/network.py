@@ -200,6 +200,8 @@ class Exchange:
         client = self.client
         if self.rest is not None:
             return False  # its time was over before, in this very turn
+        if self.ended:
+            return True  # so was the call itself: nothing is left to run out
         if attempt is None or client.restraint.may_cancel():
             if attempt is not None:
                 client.network.on_cancel(client.address)
