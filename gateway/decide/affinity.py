@@ -3,8 +3,9 @@
 What a replica has cached for a key (the prefix of a prompt, a session's state) is lost when the key's next call goes
 elsewhere. The home of a key is the highest weighted random weight over the replicas (rendezvous hashing; the weight of
 a replica is its slots: -slots / ln(u), with u in (0, 1) drawn by the hash, Schindelhauer and Schomaker, "Weighted
-distributed hash tables", 2005). A replica that comes takes its share from all others, one that leaves gives its keys to
-all others, and no other key moves.
+distributed hash tables", 2005). These are the slots that it declares: an adaptive limit moves what it has now, hears
+nothing of keys, and must not make them move. A replica that comes takes its share from all others, one that leaves
+gives its keys to all others, and no other key moves.
 
 A popular key must not drown its home: loads are bounded (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with
 bounded loads", 2018; c = 1.25 in HAProxy and brpc). With this call, of the t + 1 in flight on the eligible replicas no
@@ -36,6 +37,7 @@ Why = Literal[
 
 _BITS = 52
 """Of the digest; with half a unit added, every one of them is a float strictly between 0 and 1."""
+_AS_THEY_ARE: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +54,25 @@ class AffinitySettings:
             raise ValueError(f"bound must lie between 1 and 1e6, not {self.bound}")
 
 
-def want(scope: str, key: Key, candidate: Candidate) -> float:
-    """How much this key wants a candidate that has slots: the highest is its home. The same in every gateway."""
-    drawn = ((digest(scope, key, candidate.replica) >> (64 - _BITS)) + 0.5) / (1 << _BITS)
-    return math.log(drawn) / candidate.slots
+def want(scope: str, key: Key, replica: str, slots: int) -> float:
+    """How much this key wants a replica that declares `slots`, at least 1: the highest is its home. The same in every
+    gateway.
+    """
+    drawn = ((digest(scope, key, replica) >> (64 - _BITS)) + 0.5) / (1 << _BITS)
+    return math.log(drawn) / slots
 
 
-def order(scope: str, key: Key, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates that have slots, in the order in which this key wants them."""
-    ranked = [(want(scope, key, each), each.replica, each) for each in candidates if each.slots > 0]
+def order(
+    scope: str, key: Key, candidates: Sequence[Candidate], declared: Mapping[str, int] = _AS_THEY_ARE
+) -> list[Candidate]:
+    """The candidates that have slots, in the order in which this key wants them. `declared`: the slots of those that
+    have more or fewer than they declare.
+    """
+    ranked = [
+        (want(scope, key, each.replica, declared.get(each.replica) or each.slots), each.replica, each)
+        for each in candidates
+        if each.slots > 0
+    ]
     ranked.sort(key=lambda each: each[:2], reverse=True)
     return [candidate for _, _, candidate in ranked]
 
@@ -70,22 +82,20 @@ class Affinity:
     keys of two.
     """
 
-    __slots__ = ("_counts", "_scope", "_settings", "bound", "home", "in_flight", "place", "weights", "why")
+    __slots__ = ("_counts", "_scope", "_settings", "bound", "declared", "home", "in_flight", "place", "why")
 
     def __init__(self, scope: str, settings: AffinitySettings | None = None) -> None:
         self._scope = scope
         self._settings = settings if settings is not None else AffinitySettings()
         self._counts: dict[str, int] = dict.fromkeys(get_args(Why), 0)
+        self.declared = _AS_THEY_ARE
+        """As in `order`; whoever moves the slots of candidates sets it."""
         self.why: Why = "full"
         """Of the last pick. For reading, as is what follows: the first of the key's order that was eligible, what it
         had in flight, how many it may have for the sake of keys, and the place of the one that was chosen.
         """
         self.home = ""
         self.in_flight = self.bound = self.place = 0
-        self.weights: Mapping[str, Candidate] = {}
-        """By replica, with the slots that it declares, where those that it has now move (`slot_limit.py`): what it may
-        have goes by these, whose home it is by what stays.
-        """
 
     def lend(self) -> None:
         """The call is to prove a replica, and goes where its key does not want it."""
@@ -119,13 +129,16 @@ class Affinity:
             total += in_flight.get(each.replica, 0)
             shares += each.slots if weight is None else each.slots * weight(each.replica)
         allowed = self._settings.bound * total / shares
-        scope, weights = self._scope, self.weights
-        ranked = [(want(scope, key, weights.get(each.replica, each)), each.replica, each) for each in eligible]
+        scope, declared = self._scope, self.declared
+        ranked = [
+            (want(scope, key, each.replica, declared.get(each.replica) or each.slots), each.replica, each)
+            for each in eligible
+        ]
         _, self.home, first = max(ranked)
         self.in_flight, self.bound = in_flight.get(self.home, 0), _bound(first, allowed, weight)
         if self.in_flight < self.bound:
             # One that may not be asked is still the home of its keys.
-            away = len(eligible) < len(candidates) and self._first(key, candidates) != self.home
+            away = len(eligible) < len(candidates) and order(scope, key, candidates, declared)[0] is not first
             return self._say("next" if away else "home", self.home)
         ranked.sort(reverse=True)
         for place, (_, _, each) in enumerate(ranked):
@@ -133,9 +146,6 @@ class Affinity:
                 self.place = place
                 return self._say("next", each.replica)
         return self._say("full", None)
-
-    def _first(self, key: Key, candidates: Sequence[Candidate]) -> str:
-        return order(self._scope, key, [self.weights.get(each.replica, each) for each in candidates])[0].replica
 
     def _say(self, why: Why, replica: str | None) -> str | None:
         self.why = why

@@ -62,15 +62,16 @@ class Balance:
         candidates: Sequence[Candidate],
         down: Iterable[str],
         now_s: float,
-        declared: Sequence[Candidate] | None = None,
+        declared: Sequence[Candidate] = (),
     ) -> None:
-        """The fleet changed, or the slots: these may be sent calls; `down` are those that were there and have been
-        found gone. `declared`: the same candidates with the slots that they declare, None if they have these.
+        """The fleet changed: these may be sent calls; `down` are those that were there and have been found gone.
+        `declared`: the candidates with their own slots, where those that they have now are others: by these, keys have
+        their homes.
         """
         self._candidates = tuple(candidates)
-        self._slots = {candidate.replica: candidate.slots for candidate in candidates}
         if self.affinity is not None:
-            self.affinity.weights = {candidate.replica: candidate for candidate in declared or candidates}
+            self.affinity.declared = {each.replica: each.slots for each in declared}
+        self._slots = {candidate.replica: candidate.slots for candidate in candidates}
         self.ejection.update(self._slots, down, now_s)
 
     def pick(

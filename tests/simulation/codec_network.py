@@ -18,6 +18,7 @@ from gateway.core.call import Attempt, Metadata
 from gateway.core.codes import Code
 from gateway.core.faces import Endpoints, ReplicaStream
 from gateway.core.faults import UpstreamFault
+from gateway.core.restraint import Restraint
 from gateway.fleet.http2_channel import Http2Options
 from gateway.fleet.http2_client import Http2Connector, Http2ReplicaClient
 from gateway.fleet.http2_dial import DialTls
@@ -42,6 +43,7 @@ class CodecWays:
         """`chance` is the product's own."""
         self.network: Network = world.network
         self.wrong = world.report.violate
+        self.cancels_made_s = world.report.cancels_made_s
         self.chance = random.Random(f"codecs/{world.scenario.seed}")
         self.connections: dict[ReplicaConnection, PipeTransport] = {}
         """All that were ever made, and the gateway's end of each."""
@@ -106,6 +108,9 @@ class CodecWays:
             self._told[key] = self.connections[server], server.end_offset
 
     # -- what the clients tell ------------------------------------------------------------------------------------
+
+    def cancelled(self, address: str) -> None:
+        self.cancels_made_s.setdefault(address, []).append(self.network.loop.time())
 
     def begin(self, key: Key) -> None:
         self.out[key] = None
@@ -175,6 +180,9 @@ class CodecClient(Http2ReplicaClient):
         ways.network.clients.append(self._face)
         self._http = _Pages(self._face)  # type: ignore[assignment]
 
+    def restrain(self, restraint: Restraint) -> None:
+        super().restrain(_Watched(restraint, self._ways, self.address))
+
     @property
     def closed(self) -> bool:
         """The gateway has closed it."""
@@ -221,6 +229,31 @@ class CodecClient(Http2ReplicaClient):
         stream = CodecStream(self, self._ways, inner, number, metadata)
         self._open.append(stream)
         return stream
+
+
+class _Watched:
+    """`Restraint`: the gateway's own, and what its client says to it."""
+
+    def __init__(self, inner: Restraint, ways: CodecWays, address: str) -> None:
+        self._inner, self._ways, self._address = inner, ways, address
+        self.guarded = inner.guarded
+
+    def may_cancel(self) -> bool:
+        may = self._inner.may_cancel()
+        self.guarded = self._inner.guarded
+        if may:
+            self._ways.cancelled(self._address)
+        return may
+
+    def cancelled(self) -> None:
+        self._inner.cancelled()
+        self.guarded = self._inner.guarded
+        self._ways.cancelled(self._address)
+
+    def slack_s(self) -> float:
+        slack_s = self._inner.slack_s()
+        self.guarded = self._inner.guarded
+        return slack_s
 
 
 class CodecStream(ReplicaStream):

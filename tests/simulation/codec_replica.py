@@ -264,7 +264,7 @@ class ReplicaCall(EndStream):
     def _begin(self, message: bytes) -> None:
         machine = self._connection.machine
         if self._path == INFER:
-            self._connection.ways.network.on_told(message, self._told_s)
+            self._connection.ways.network.on_told(self._connection.address, message, self._told_s)
             if machine.process is Process.UP:
                 self._request = machine.infer(message, self._answered)
             else:

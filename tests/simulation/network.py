@@ -62,7 +62,7 @@ class Network:
         self.on_infer_end: Callable[[object], None] = lambda token: None
         self.on_limit: Callable[[bytes, float], object] = lambda message, limit_s: None
         """Called with (request, time limit) for every single inference, before `on_infer`."""
-        self.on_told: Callable[[bytes, float], object] = lambda message, told_s: None
+        self.on_told: Callable[[str, bytes, float], object] = lambda address, message, told_s: None
         """Called with (request, `grpc-timeout` in seconds) when one that left as bytes is at its machine."""
         self.on_infer_left: Callable[[object], None] = lambda token: None
         """It is over too, but the replica was not told, and runs on; `on_infer_end` comes when it has run out."""
@@ -198,10 +198,10 @@ class Exchange:
     def parted(self, attempt: Attempt | None) -> bool:
         """Nobody waits any more: whether the machine was told. Else it runs out there."""
         client = self.client
+        if self.ended:
+            return True  # its answer has come in this very turn: there is nothing to cancel, and nothing runs out
         if self.rest is not None:
             return False  # its time was over before, in this very turn
-        if self.ended:
-            return True  # so was the call itself: nothing is left to run out
         if attempt is None or client.restraint.may_cancel():
             if attempt is not None:
                 client.network.on_cancel(client.address)

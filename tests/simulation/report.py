@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gateway.core.call import Call
 from gateway.core.criticality import CLASS_NAMES
@@ -92,6 +93,15 @@ class Entry:
     """The class, in its word."""
 
 
+class Told(NamedTuple):
+    """What a machine was told of the time that a call has."""
+
+    machine: str
+    at_s: float
+    """When it heard it."""
+    limit_s: float
+
+
 @dataclass(slots=True)
 class Report:
     """Everything that the checks look at, and the trace."""
@@ -112,8 +122,12 @@ class Report:
     """When the gateway stopped waiting for each question's answer from a machine."""
     limits: dict[bytes, list[tuple[float, float]]] = field(default_factory=dict)
     """When each question that goes by itself left the gateway, and how long the gateway was going to wait for it."""
-    told: dict[bytes, list[float]] = field(default_factory=dict)
+    told: dict[bytes, list[Told]] = field(default_factory=dict)
     """What machines were told of that, where they were told in bytes."""
+    cancels_made_s: dict[str, list[float]] = field(default_factory=dict)
+    """Of each machine, when the product's client cancelled something there, streams included, or heard that it had done
+    so by itself; where calls leave in bytes.
+    """
     left_at_s: dict[int, float] = field(default_factory=dict)
     """When the client of a call went away."""
     sent_at_s: dict[int, float] = field(default_factory=dict)

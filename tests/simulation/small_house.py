@@ -108,6 +108,9 @@ class SmallTransport:
         version, attempt = call.trail.version_routed, call.trail.attempts[-1]
         request = call.message + pb.ModelInferRequest(model_name=call.model, model_version=version).SerializeToString()
         patience_s = call.deadline_s - self._world.clock.now_s()
+        if patience_s <= 0:
+            call.trail.attempts.pop()  # as the product's: nothing is sent, so nothing was tried
+            raise GatewayError(Reason.DEADLINE, "the deadline passed before the request was sent to a model server")
         try:
             client = self._fleet.clients[attempt.replica.partition("/")[2]]
             answer = await client.infer(request, call.metadata, patience_s)

@@ -13,6 +13,7 @@ from tests.simulation import limit_checks
 from tests.simulation.bounds import BoundWatch, waits_in_vain
 from tests.simulation.codec_network import CodecStream
 from tests.simulation.network_stream import NetworkStream
+from tests.simulation.report import Told
 from tests.simulation.scenario import HOST, POOL, RECOVERY_S
 from tests.simulation.stream_entrance import MARK
 
@@ -73,11 +74,12 @@ class Watch:
         if question.startswith(b"call-"):
             self._world.report.limits.setdefault(question, []).append((self._world.loop.time(), limit_s))
 
-    def told(self, message: bytes, told_s: float) -> None:
+    def told(self, machine: str, message: bytes, told_s: float) -> None:
         """What its replica was told of that."""
         question = _question(message)
         if question.startswith(b"call-"):
-            self._world.report.told.setdefault(question, []).append(told_s)
+            told = Told(machine, self._world.loop.time(), told_s)
+            self._world.report.told.setdefault(question, []).append(told)
 
     def call_ended(self, number: int) -> None:
         """The stack has done with a call."""

@@ -14,10 +14,13 @@ from gateway.core.outcome import TEACHINGS, Latency, Outcome, Verdict
 from gateway.core.permit import Permit, Special
 from gateway.core.snapshot import Candidate
 from gateway.decide.admission import Admission
+from gateway.decide.affinity import AffinitySettings
+from gateway.decide.balance import BalanceSettings
 from gateway.decide.limit import FRESH_MAX
 from gateway.decide.limit_settings import LimitSettings
 from gateway.decide.slot_limit import LimitRule, SlotLimit, share_out
 from gateway.decide.ticket import Queued, Ticket
+from gateway.decide.tuning import Tuning
 
 LATE_S = 1e9
 QUICK = LimitSettings(window_s=0.05, samples_min=10, trial_wait=2, calm_s=0.1, remeasure_s=2.0, remeasure_soon_s=0.2)
@@ -172,6 +175,24 @@ def test_who_waits_is_served_as_soon_as_the_limit_grows() -> None:
             break
     assert grown >= 2
     assert subject.limit == 16
+
+
+def test_no_key_moves_while_the_limit_does() -> None:
+    """Slots are whole, so the replicas' shares are not even then; a key that moved would lose what is cached for it."""
+    balance = BalanceSettings(affinity=AffinitySettings(), scope="m")
+    chance = random.Random(1)
+    subject = Admission(chance, None, Tuning(balance=balance), fit=SlotLimit(LimitRule(settings=QUICK), chance.random))
+    subject.update([Candidate(name, 6, 3, 8) for name in "abc"], 0.0)
+    homes = [subject.balance.pick({}, 0.0, key=key) for key in range(200)]
+    assert set(homes) == {"a", "b", "c"}
+    now_s, uneven = 0.0, 0
+    for _ in range(60):
+        now_s = waves(subject, now_s, 1, Outcome.EXPIRED)
+        uneven += len(set(slots(subject))) > 1
+        affinity = subject.balance.affinity
+        assert affinity is not None
+        assert [affinity.pick(key, subject.candidates, {}) for key in range(200)] == homes
+    assert uneven
 
 
 def test_hedging_is_told_that_the_limit_falls() -> None:

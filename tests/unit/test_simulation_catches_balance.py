@@ -21,7 +21,7 @@ def test_a_house_with_affinity_and_quick_ejection_passes_every_check() -> None:
 
 def test_keys_that_have_another_home_each_time_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(1)
-    monkeypatch.setattr(affinity, "want", lambda scope, key, candidate: chance.random())
+    monkeypatch.setattr(affinity, "want", lambda scope, key, replica, slots: chance.random())
     assert finds("keys_stay_at_home: ", KEYED, SmallHouse)
 
 

@@ -63,7 +63,8 @@ def test_the_wrong_one_pushed_out_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("check", ["the_top_class_is_never_shed", "nobody_is_shed_while_a_lower_class_is_let_in"])
 def test_shedding_from_the_wrong_end_is_found(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admit, "level", lambda rank, key, hour: cohorts.level(cohorts.CLASSES - 1 - rank, key, hour))
-    assert finds(check, SEEDS, SmallHouse)
+    # There is much that turns calls away before a cohort does: the seeds that found it come first.
+    assert finds(check, (119, 371, *SEEDS), SmallHouse)
 
 
 def test_a_class_above_the_tenants_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +98,7 @@ def test_a_known_head_over_grpc_without_its_class_is_found(monkeypatch: pytest.M
 
     monkeypatch.setattr(grpc_head_plan, "ClientHeaders", without)
     # Few clients here send such heads: the seed that found it comes first.
-    assert finds("each_call_is_of_its_class", (98, *SEEDS))
+    assert finds("each_call_is_of_its_class", (378, *SEEDS))
 
 
 def test_a_known_head_over_http_with_anothers_class_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 from gateway.decide.stage_budget import CallLine, Stage
 from gateway.fleet import http2_head, transport
 from gateway.layers import stages
+from gateway.layers.cancels import Cancels
 from gateway.layers.stages import StagesLayer
 from gateway.wire.grpc import encode_timeout
 from tests.simulation.small_house import SmallHouse
@@ -51,6 +52,11 @@ def test_a_header_that_says_more_than_the_limit_is_found(monkeypatch: pytest.Mon
     sound = encode_timeout
     monkeypatch.setattr(http2_head, "_limits", {})
     monkeypatch.setattr(http2_head, "encode_timeout", lambda timeout_s: sound(timeout_s * 1.04))
+    assert finds("grpc-timeout says", (1, 2, 5, 6))
+
+
+def test_a_later_limit_that_is_told_where_cancels_are_few_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cancels, "guarded", lambda self, replica: True)
     assert finds("grpc-timeout says", (1, 2, 5, 6))
 
 

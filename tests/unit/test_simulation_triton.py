@@ -10,13 +10,15 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.core.call import Attempt
 from gateway.core.codes import Code
 from gateway.core.faces import Endpoints
 from gateway.core.faults import UpstreamFault, classify
 from gateway.core.outcome import Outcome
+from gateway.core.restraint import Free
 from tests.simulation.batcher import ModelSpec, answer_digest
 from tests.simulation.loop import SimulationLoop, simulate
-from tests.simulation.network import Network, NetworkClient
+from tests.simulation.network import Exchange, Network, NetworkClient
 from tests.simulation.trace import Trace
 from tests.simulation.triton import Lie, Metrics, Triton
 
@@ -574,3 +576,38 @@ def test_statistics_are_of_what_is_ready_and_count_what_ran() -> None:
         assert read(await client.model_statistics("", "", 1.0)) == {}
 
     on_bench(body, ModelSpec("slow", versions=("2", "10"), max_batch_size=4, s0_s=0.1, s1_s=0.0, noise=0.0))
+
+
+class Refusing(Free):
+    """Nothing may be cancelled."""
+
+    def may_cancel(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("in_its_turn", [False, True])
+def test_a_call_runs_out_unless_its_answer_has_come_in_the_turn_of_its_cancel(
+    in_its_turn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(bench: Bench) -> Attempt:
+        sound = Exchange.end
+
+        def end(self: Exchange, answer: object) -> None:
+            sound(self, answer)
+            task.cancel()
+
+        if in_its_turn:
+            monkeypatch.setattr(Exchange, "end", end)
+        bench.client.restrain(Refusing())
+        attempt = Attempt("main/t1", bench.loop.time())
+        task = bench.loop.create_task(bench.client.infer(question("a"), (), 30.0, b"", attempt))
+        await asyncio.sleep(0.05 if not in_its_turn else 0.5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (attempt.rest is None) == in_its_turn
+        await asyncio.sleep(0.5)
+        return attempt
+
+    attempt = on_bench(body)
+    assert attempt.rest is None or attempt.rest.over
