@@ -32,8 +32,10 @@ MEMORY = ModelMemory(fixed_bytes=20_000, bytes_per_unit=150_000.0)
 
 
 def _kind(seed: int) -> str:
-    """By the seed and not drawn, so that the others still mean what they meant; no pinned seed is one of these."""
-    return {0: "shared", 1: "lanes"}.get(seed % 7, "")
+    """By the seed and not drawn, so that the others still mean what they meant. A third of the seeds that have classes
+    and a limit that moves have no bounds: these calls take the short way.
+    """
+    return "" if seed // 7 % 3 == 1 else {0: "shared", 1: "lanes"}.get(seed % 7, "")
 
 
 def bound_tags(seed: int) -> list[str]:
