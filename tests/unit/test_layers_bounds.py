@@ -15,6 +15,7 @@ from gateway.core.reply import Reply
 from gateway.decide.lanes import LaneSettings, LanesSettings
 from gateway.decide.memory_budget import ModelMemory
 from gateway.decide.shared_bounds import SharedBounds
+from gateway.decide.ticket import Granted, Queued, Ticket
 from gateway.layers.admit import AdmitLayer
 from gateway.layers.bounds import Bounds, Commons
 from gateway.layers.track import TrackLayer
@@ -262,3 +263,60 @@ async def test_a_call_that_needs_less_and_is_the_next_runs_at_once() -> None:
         task.cancel()
     await asyncio.wait(tasks)
     assert house.books() == (0, 0)
+
+
+async def test_a_large_call_whose_replica_went_down_waits_in_its_own_lane() -> None:
+    house = House(HandFleet(replica("a", {FRAUD: 2}), replica("b", {FRAUD: 2})))
+    _, first = house.start()
+    _, other = house.start()
+    small = await house.arrived()
+    assert len(small) == 2
+    desk = house.fraud._desks["2"]
+    call = make_call("fraud")
+    call.work = 20.0
+    lane = desk.for_call(call)
+    waiting = asyncio.ensure_future(lane.wait_again(call, ("gpu/z",)))
+    assert await house.arrived() == []
+    assert [each.admission.waiting for each in desk.desks()] == [0, 1]
+    for each in small:
+        each.answer()
+    await asyncio.gather(first, other)
+    permit = await waiting
+    assert permit is not None
+    assert permit.desk is lane
+    assert permit.replica in ("gpu/a", "gpu/b")
+    assert permit.special is not None
+    assert (permit.special.kind, permit.special.work) == ("retry", 20.0)
+    lane.give_back(permit)
+    assert house.books() == (0, 0)
+
+
+async def test_the_figures_of_a_version_are_those_of_all_its_lanes() -> None:
+    house = House(HandFleet(replica("a", {FRAUD: 2})))
+    _, first = house.start()
+    (running,) = await house.arrived()
+    _, large = house.start(work=20)
+    assert await house.arrived() == []
+    (row,) = house.fraud.statistics(0.0).values()
+    assert (row["in_flight"], row["waiting"], row["granted"]) == (1, 1, 1)
+    assert sum(each["waiting"] for each in row["classes"].values()) == 1
+    running.answer()
+    (second,) = await house.arrived()
+    replica_id = second.call.trail.attempts[0].replica
+    assert house.fraud.held(replica_id) == {"2": 1}, "once, although two lanes know of it"
+    second.answer()
+    await asyncio.gather(first, large)
+
+
+async def test_a_call_whose_fate_is_decided_before_it_begins_to_wait_hears_of_it() -> None:
+    house = House(HandFleet(replica("a", {FRAUD: 2})))
+    _, first = house.start()
+    (running,) = await house.arrived()
+    desk = house.fraud._desks["2"]
+    ticket = Ticket(0.0, 1e9)
+    assert isinstance(desk.admission.offer(Ticket(0.0, 1e9), 0.0), Granted)
+    assert isinstance(desk.admission.offer(ticket, 0.0), Queued)
+    running.answer()
+    await first
+    assert ticket.permit is not None
+    await asyncio.wait_for(desk.wait(ticket), 1.0)
