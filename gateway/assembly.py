@@ -35,8 +35,10 @@ from gateway.observe.readings import (
     balance_readings,
     fleet_readings,
     job_readings,
+    lane_readings,
     quota_readings,
     sequence_readings,
+    shared_readings,
     stage_readings,
     store_readings,
     upstream_readings,
@@ -190,6 +192,8 @@ class Assembly:
             "admission", lambda now_s: admission_readings(self._admission_rows(now_s), self.metrics)
         )
         self.metrics.add_source("balance", lambda now_s: balance_readings(self._balance_rows(now_s), self.metrics))
+        self.metrics.add_source("lanes", lambda now_s: lane_readings(self._lane_rows(now_s), self.metrics))
+        self.metrics.add_source("shared", lambda now_s: shared_readings(self._shared_rows(now_s), self.metrics))
         self.metrics.add_source(
             "sequences",
             lambda now_s: sequence_readings(
@@ -248,6 +252,7 @@ class Assembly:
             "admission": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.admissions.items())},
             "attempts": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.attempts.items())},
             "cancels": self.cancels.statistics(now_s),
+            "shared": {pool: each.statistics(now_s) for pool, each in sorted(self.stack.commons.items())},
             "sequences": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.sequences.items())},
             "stages": {name: layer.statistics(now_s) for name, layer in sorted(self.stack.stages.items())},
             "records": self.record_log.statistics(now_s),
@@ -275,6 +280,17 @@ class Assembly:
             pool = self.policies.models[name].pool
             for version, row in layer.judgements(now_s).items():
                 yield pool, name, version, row
+
+    def _lane_rows(self, now_s: float) -> Iterable[tuple[str, Mapping[str, Mapping[str, int]]]]:
+        for name, layer in self.stack.admissions.items():
+            if self.policies.models[name].admission.lanes is not None:
+                for row in layer.statistics(now_s).values():
+                    yield name, row["lanes"]
+
+    def _shared_rows(self, now_s: float) -> Iterable[tuple[str, Mapping[str, Any]]]:
+        for pool, each in self.stack.commons.items():
+            if each.shared is not None:
+                yield pool, each.shared.statistics(now_s)
 
     def _upstream_rows(self, now_s: float) -> Iterable[tuple[str, str, Mapping[str, float]]]:
         """Pool, replica and what its client counts. The client of `transport: grpcio` counts nothing."""

@@ -10,19 +10,26 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gateway.core.call import Call
 from gateway.core.faces import Authenticator, BodyLimits, SnapshotSource
 from gateway.core.service import Service
+from gateway.core.snapshot import FleetSnapshot
 from gateway.decide.attempt_budget import AttemptBudget
+from gateway.decide.lanes import LaneSettings, LanesSettings
+from gateway.decide.memory_budget import ModelMemory
 from gateway.decide.quota import TenantQuota
 from gateway.decide.quota_table import MakeQuota, Quotas
 from gateway.decide.retry import RetrySettings
+from gateway.decide.shared_bounds import SharedBounds
 from gateway.decide.slot_limit import LimitRule
 from gateway.decide.split import Split
 from gateway.decide.stage_budget import StageBudget, StageSettings
 from gateway.decide.tuning import Tuning
+from gateway.decide.work import WorkSettings
 from gateway.layers.admit import AdmitLayer
 from gateway.layers.affinity import key_of
 from gateway.layers.attempts import AttemptsLayer
+from gateway.layers.bounds import Bounds, Commons
 from gateway.layers.cancels import Cancels
 from gateway.layers.deadline import DeadlineLayer, StreamLimits
 from gateway.layers.gate import GateLayer
@@ -30,6 +37,7 @@ from gateway.layers.quota import Leases, QuotaLayer, settings_of
 from gateway.layers.record import CallSink, RecordLayer
 from gateway.layers.route import CurrentRoutes, ModelRoute, RouteLayer, RouteTable
 from gateway.layers.sequence import SequenceLayer
+from gateway.layers.sizes import SizeLimits, Sizes
 from gateway.layers.stages import StagesLayer
 from gateway.layers.track import TrackLayer
 from gateway.layers.unsent import Unsent
@@ -124,6 +132,8 @@ class Stack:
     """Of the models whose policies split the deadline."""
     attempts: Mapping[str, AttemptsLayer | Unsent]
     """Of the models that have second attempts of some kind."""
+    commons: Mapping[str, Commons]
+    """What the models of a pool share, by pool; without those whose models share nothing."""
     quota: QuotaLayer | None = None
     """None where no policy limits a tenant."""
 
@@ -150,6 +160,7 @@ def build_model_stack(
     limit_chance: random.Random,
     tuning: Tuning,
     seconds: dict[str, AttemptsLayer | Unsent],
+    bounds: Bounds | None = None,
 ) -> AdmitLayer:
     """The layers below `route` for one model: admit, attempts (where the policy says that calls may go twice), track,
     transport. What makes second attempts is put into `seconds`.
@@ -193,6 +204,7 @@ def build_model_stack(
         unsent=unsent,
         limit=limit_rule(policy.admission, tuning),
         limit_chance=limit_chance,
+        bounds=bounds,
     )
     if attempts is not None:
         fleet.subscribe(attempts.on_snapshot)
@@ -233,6 +245,53 @@ def build_sequences(policy: ModelPolicy, inner: Service, *, fleet: SnapshotSourc
     )
 
 
+def measure_of(policy: ModelPolicy) -> Callable[[Call, FleetSnapshot, str], None] | None:
+    """What looks at the size of the model's calls; None where nobody asks for it."""
+    limits, work = policy.limits, policy.work
+    if limits.batch_max is None and limits.input_length_max is None and work is None:
+        return None
+    return Sizes(
+        model=policy.model,
+        pool=policy.pool,
+        limits=SizeLimits(limits.batch_max, limits.input_length_max, limits.input_length_of),
+        work=None
+        if work is None
+        else WorkSettings(work.by, work.input, work.parameter, work.unit, work.default, work.max),
+    ).measure
+
+
+def commons_of(policies: PolicySet) -> dict[str, Commons]:
+    """Of each pool whose models share a ceiling or memory, or have lanes."""
+    found: dict[str, Commons] = {}
+    for name, pool in policies.fleet.pools.items():
+        models = {model: policy for model, policy in policies.models.items() if policy.pool == name}
+        shared = None
+        if pool.in_flight_max is not None or pool.memory_bytes is not None:
+            shared = SharedBounds(
+                in_flight_max=pool.in_flight_max,
+                memory_bytes=pool.memory_bytes,
+                models={
+                    model: ModelMemory(policy.memory.fixed_bytes, policy.memory.bytes_per_unit)
+                    for model, policy in models.items()
+                },
+            )
+        if shared is not None or any(policy.admission.lanes is not None for policy in models.values()):
+            found[name] = Commons(name, shared)
+    return found
+
+
+def bounds_of(policy: ModelPolicy, commons: Mapping[str, Commons]) -> Bounds | None:
+    """What holds the model's calls back beside slots; None if nothing does."""
+    lanes, common = policy.admission.lanes, commons.get(policy.pool)
+    if common is None or (common.shared is None and lanes is None):
+        return None
+    settings = None
+    if lanes is not None:
+        larger = tuple(LaneSettings(each.name, each.work_above, each.share) for each in lanes.larger)
+        settings = LanesSettings(larger, lanes.apart, lanes.large_per_replica)
+    return Bounds(model=policy.model, queue_max=policy.admission.queue_max, lanes=settings, commons=common)
+
+
 def model_route(
     policy: ModelPolicy,
     service: Service,
@@ -258,6 +317,7 @@ def model_route(
         sequences=sequences,
         default_class=policy.default_class,
         never_routed=None if stages is None else stages.never_routed,
+        measure=measure_of(policy),
         reserve_record=reserve_record if policy.records.mandatory else None,
     )
 
@@ -285,6 +345,10 @@ def build_stack(
     cancels = cancels or Cancels(clock, tuning.cancels)
     fleet.subscribe(cancels.on_snapshot)
     seconds: dict[str, AttemptsLayer | Unsent] = {}
+    commons = commons_of(policies)
+    for each in commons.values():
+        each.on_snapshot(fleet.snapshot)
+        fleet.subscribe(each.on_snapshot)  # before admission, which asks what stands there
     admissions = {
         name: build_model_stack(
             policy,
@@ -297,9 +361,12 @@ def build_stack(
             limit_chance=limit_chance,
             tuning=tuning,
             seconds=seconds,
+            bounds=bounds_of(policy, commons),
         )
         for name, policy in policies.models.items()
     }
+    for each in commons.values():
+        fleet.subscribe(each.after_snapshot)
     stages: dict[str, StagesLayer] = {}
     sequences: dict[str, SequenceLayer] = {}
     rows: dict[str, ModelRoute] = {}
@@ -328,5 +395,6 @@ def build_stack(
         sequences=sequences,
         stages=stages,
         attempts=seconds,
+        commons=commons,
         quota=quota,
     )

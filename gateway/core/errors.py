@@ -36,7 +36,11 @@ class Reason(enum.Enum):
         Code.UNIMPLEMENTED,
         "Triton has it, the gateway refuses it; the text says where to go.",
     )
-    TOO_LARGE = ("too_large", Code.RESOURCE_EXHAUSTED, "The body, or a header, is over its limit.")
+    TOO_LARGE = (
+        "too_large",
+        Code.RESOURCE_EXHAUSTED,
+        "The body, a header, an input, or what the call needs of a replica's memory is over its limit.",
+    )
     SLOW_BODY = ("slow_body", Code.DEADLINE_EXCEEDED, "The body did not arrive within the read timeout.")
     QUOTA = (
         "quota",

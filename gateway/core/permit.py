@@ -26,15 +26,17 @@ class Desk(Protocol):
         """The first response of a stream is there; the slot is not free yet."""
         ...
 
-    def another(self, kind: Kind, tried: tuple[str, ...]) -> Permit | None:
-        """A slot at once on a replica that is not one of `tried`; None if there is none, or others wait for it."""
+    def another(self, kind: Kind, tried: tuple[str, ...], work: float = 1.0) -> Permit | None:
+        """A slot at once, for a call of so much work, on a replica that is not one of `tried`; None if there is none,
+        or others wait for it.
+        """
         ...
 
     async def wait_again(self, call: Call, tried: tuple[str, ...]) -> Permit | None:
         """A slot for a call whose replica went down with it, as soon as there is one; None if it is refused."""
         ...
 
-    def hedge_delay_s(self, remaining_s: float, now_s: float) -> float | None:
+    def hedge_delay_s(self, remaining_s: float, now_s: float, work: float = 1.0) -> float | None:
         """After how long a primary that is sent now, by a call with so much time left, counts as slow."""
         ...
 
@@ -93,6 +95,10 @@ class Special(NamedTuple):
     doubt: Doubt | None = None
     told: bool = False
     """The limit has learnt from its first response; its end teaches nothing more."""
+    work: float = 1.0
+    """Units of work of the call."""
+    held_bytes: int = 0
+    """What the call holds of its replica's memory budget."""
 
 
 class Permit:

@@ -80,6 +80,8 @@ class ModelView:
     """Outputs of datatype BYTES."""
     sequence_idle_s: float | None = None
     """Its calls may belong to sequences; a silent one is kept this long. None: they do not, or nobody knows yet."""
+    batches: bool = True
+    """The first dimension of its inputs is the batch (`max_batch_size` above 0); True while nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class _Version(NamedTuple):
     decoupled: bool = False
     sequence_idle_s: float | None = None
     text_outputs: frozenset[str] = frozenset()
+    batches: bool = True
 
 
 class _Model(NamedTuple):
@@ -178,7 +181,7 @@ class FleetSnapshot:
             else:
                 if key in changes.takers:
                     candidates = _with_takers(entry.candidates, changes.takers[key])
-                    entry = _Version(candidates, entry.decoupled, entry.sequence_idle_s, entry.text_outputs)
+                    entry = entry._replace(candidates=candidates)
                 versions[key] = entry
             moved.setdefault(key[:2], set()).add(key[2])
         for model, some in moved.items():
@@ -221,6 +224,10 @@ class FleetSnapshot:
     def text_outputs(self, pool: str, model: str, version: str) -> frozenset[str]:
         """The outputs of this version that hold BYTES, as far as any replica has said."""
         return self._versions.get((pool, model, version), _NO_VERSION).text_outputs
+
+    def batches(self, pool: str, model: str, version: str) -> bool:
+        """Whether the first dimension of this version's inputs is the batch, as far as any replica has said."""
+        return self._versions.get((pool, model, version), _NO_VERSION).batches
 
     @property
     def known(self) -> Iterable[tuple[str, tuple[str, ...]]]:
@@ -280,13 +287,14 @@ def _taker(replica: str, lives: bool, model: ModelView | None) -> Candidate | No
     return Candidate(replica, model.slots, model.places, model.batch_max)
 
 
-def _traits(model: ModelView) -> tuple[bool, float | None, frozenset[str]]:
-    return model.decoupled, model.sequence_idle_s, model.text_outputs
+def _traits(model: ModelView) -> tuple[bool, float | None, frozenset[str], bool]:
+    return model.decoupled, model.sequence_idle_s, model.text_outputs, model.batches
 
 
 def _with_traits(entry: _Version, key: _VersionKey, replicas: Iterable[ReplicaView]) -> _Version | None:
     """What the replicas of its pool say of it now; None if none has it in its index. O(replicas)."""
     known = decoupled = False
+    batches = True
     idle_s: float | None = None
     texts: frozenset[str] = frozenset()
     for replica in replicas:
@@ -297,7 +305,8 @@ def _with_traits(entry: _Version, key: _VersionKey, replicas: Iterable[ReplicaVi
             if model.sequence_idle_s is not None:
                 idle_s = max(model.sequence_idle_s, idle_s or 0.0)
             texts = model.text_outputs or texts
-    return _Version(entry.candidates, decoupled, idle_s, texts) if known else None
+            batches = batches and model.batches
+    return _Version(entry.candidates, decoupled, idle_s, texts, batches) if known else None
 
 
 def _with_takers(candidates: Iterable[Candidate], changes: Mapping[str, Candidate | None]) -> tuple[Candidate, ...]:

@@ -36,12 +36,13 @@ from gateway.decide.chance import Chance
 from gateway.decide.cohorts import LEVELS, Cohorts
 from gateway.decide.hedge import HedgeDelay, HedgeWord, Load, Troubles, hedge_verdict, pool_view
 from gateway.decide.limit import FRESH_MAX as ENDS_MAX
-from gateway.decide.pacer import Pacer
+from gateway.decide.pacer import ROUNDS, Pacer
 from gateway.decide.quantiles import FRESH_MAX
 from gateway.decide.slot_limit import Fit, SlotLimit
 from gateway.decide.ticket import WHYS, Decision, Granted, Queued, Refused, Ticket, Why
 from gateway.decide.tuning import Tuning
 from gateway.decide.waiting_room import Pace, Refusal, WaitingRoom
+from gateway.decide.work import rounds
 
 QUEUE_MIN = 64
 """A model without batching has two slots, and is often quick: four times that is a burst of a few milliseconds."""
@@ -194,7 +195,10 @@ class Admission:
             self._refused["cohort"] += 1
             return Refused("cohort", self.drain_s(now_s))
         pace = self.pacer.pace_of(self._slots[pinned], now_s) if pinned else self.pacer.pace(self.limit, now_s)
-        ticket.cost_s = pace.batch_s * ticket.work
+        ticket.cost_s = ticket.least_s = pace.batch_s * ticket.work
+        if ticket.work > 1.0:
+            fills = sum(self._slots.values()) / (ROUNDS * self.ready)
+            ticket.least_s = pace.batch_s * rounds(ticket.work, fills)
         self._expire(now_s)
         replica: str | None
         if pinned:
@@ -202,7 +206,7 @@ class Admission:
         elif self._room.waiting > self._room.waiting_pinned:
             replica = None
         else:
-            brief = now_s + pace.need_s > ticket.deadline_s
+            brief = now_s + max(pace.need_s, ticket.least_s) > ticket.deadline_s
             replica = self.balance.pick(self._in_flight, now_s, brief=brief, key=ticket.key)
         if replica is not None:
             if not pinned and not self._in_time(replica, ticket.deadline_s, now_s):
@@ -232,7 +236,7 @@ class Admission:
     def _room_to_open(self, replica: str) -> bool:
         return self._opening.get(replica, 0) < max(1, self._slots.get(replica, 0) // 2)
 
-    def another(self, kind: Kind, tried: Collection[str], now_s: float) -> Permit | None:
+    def another(self, kind: Kind, tried: Collection[str], now_s: float, work: float = 1.0) -> Permit | None:
         """A slot at once on a replica that the call has not been to, for a retry or a hedge; None if there is none, or
         if others wait for one.
         """
@@ -242,7 +246,7 @@ class Admission:
         if replica is None:
             return None
         self.hedges_out += kind == "hedge"
-        return self._grant(replica, now_s, kind=kind)
+        return self._grant(replica, now_s, kind=kind, work=work)
 
     def may_hedge(self, tried: Collection[str], now_s: float, *, cancels_capped: bool) -> HedgeWord:
         """Whether the state of the pool allows a second attempt of a call that may have one. O(candidates)."""
@@ -322,7 +326,8 @@ class Admission:
         if special.kind == "primary":  # of the others, only those that were slow are known
             duration_s = (attempt.answered_s or attempt.ended_s) - attempt.started_s
             if outcome is _OK:
-                self.pacer.answered(duration_s, permit.in_flight, self._slots.get(permit.replica, 1), now_s)
+                slots = self._slots.get(permit.replica, 1)
+                self.pacer.answered(duration_s, permit.in_flight, slots, now_s, special.work)
             elif TEACHINGS[outcome].hedge is _LOWER_BOUND:
                 self.pacer.cut_short(duration_s, now_s)
         if outcome is _OK:
@@ -411,13 +416,16 @@ class Admission:
         self.decided.append(ticket)
         return True
 
-    def _grant(self, replica: str, now_s: float, ticket: Ticket | None = None, kind: Kind = "primary") -> Permit:
+    def _grant(
+        self, replica: str, now_s: float, ticket: Ticket | None = None, kind: Kind = "primary", work: float = 1.0
+    ) -> Permit:
         in_flight = self._in_flight
         in_flight[replica] = count = in_flight.get(replica, 0) + 1
         self.in_flight += 1
         self.granted += 1
         probe, doubt = self.balance.begin(replica, now_s)
-        special = Special(kind, probe, ticket is not None and ticket.opens, doubt)
+        opens = ticket is not None and ticket.opens
+        special = Special(kind, probe, opens, doubt, work=work if ticket is None else ticket.work)
         if ticket is not None:
             self.cohorts.note_admitted(ticket.level)
             if ticket.opens:

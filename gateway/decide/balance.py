@@ -11,7 +11,7 @@ questions to the breakers are made: then a pick is one look at each candidate.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +42,7 @@ class BalanceSettings:
 class Balance:
     """The two judges over the candidates of the last `update`."""
 
-    __slots__ = ("_candidates", "_slots", "affinity", "ejection", "picker")
+    __slots__ = ("_candidates", "_slots", "affinity", "allowed", "ejection", "picker")
 
     def __init__(self, chance: Chance, settings: BalanceSettings | None = None) -> None:
         settings = settings or BalanceSettings()
@@ -50,6 +50,10 @@ class Balance:
         judge = Ejection if settings.ejection.enabled else Unjudged
         self.ejection = judge(settings.ejection, chance)
         self.affinity = None if settings.affinity is None else Affinity(settings.scope, settings.affinity)
+        self.allowed: Callable[[str], bool] | None = None
+        """What beside the judges must let the call that is asked for go to a replica, whatever it goes there for; None:
+        nothing.
+        """
         self._candidates: tuple[Candidate, ...] = ()
         self._slots: Mapping[str, int] = {}
 
@@ -86,16 +90,18 @@ class Balance:
         have been answered elsewhere. `key`: what keeps calls together. The other parameters are those of
         `ScoredPicker.pick`. O(candidates).
         """
-        ejection = self.ejection
+        ejection, allowed = self.ejection, self.allowed
         if key is not None and self.affinity is not None:
             home = self._home(self.affinity, key, in_flight, now_s, brief)
             if home is not None:
                 return home
         if ejection.calm:
-            return self.picker.pick(self._candidates, in_flight, now_s, waiting, exclude, None, None, hold, not brief)
+            return self.picker.pick(
+                self._candidates, in_flight, now_s, waiting, exclude, allowed, None, hold, not brief
+            )
         asked = ejection.wants_probe(now_s)
         # Nor is a call that has failed once.
-        if asked is not None and not exclude and not brief and in_flight.get(asked, 0) < self._slots.get(asked, 0):
+        if asked is not None and not exclude and not brief and self._may_have(asked, in_flight):
             return asked
         proven = self._judged(in_flight, now_s, waiting, exclude, hold, brief, unproven=not (brief or exclude))
         if proven is None and exclude and not brief:
@@ -113,7 +119,7 @@ class Balance:
         unproven: bool,
     ) -> str | None:
         """By score, of those that are not ejected; `unproven`: or that wait for a probe."""
-        ejection = self.ejection
+        ejection, allowed = self.ejection, self.allowed
         return self.picker.pick(
             self._candidates,
             in_flight,
@@ -123,7 +129,9 @@ class Balance:
             hold=hold,
             may_try=not brief,
             admissible=lambda replica: (
-                ejection.admissible(replica, now_s) and (unproven or not ejection.waits_to_prove(replica))
+                ejection.admissible(replica, now_s)
+                and (unproven or not ejection.waits_to_prove(replica))
+                and (allowed is None or allowed(replica))
             ),
             weight=lambda replica: ejection.weight(replica, now_s),
         )
@@ -134,25 +142,33 @@ class Balance:
         """Where the key wants its call; None where the score decides. To prove a replica comes first: it takes a few
         calls, and were all calls to carry keys nobody else could do it.
         """
-        picker, ejection = self.picker, self.ejection
+        picker, ejection, allowed = self.picker, self.ejection, self.allowed
         if not brief:
-            proves = picker.wants_try(self._candidates, in_flight, now_s)
+            proves = picker.wants_try(self._candidates, in_flight, now_s, allowed)
             if not ejection.calm:
                 asked = ejection.wants_probe(now_s)
-                proves = proves or (asked is not None and in_flight.get(asked, 0) < self._slots.get(asked, 0))
+                proves = proves or (asked is not None and self._may_have(asked, in_flight))
             if proves:
                 affinity.lend()
                 return None
 
         def admissible(replica: str) -> bool:
-            return picker.trusted(replica) and (
-                ejection.calm or (ejection.admissible(replica, now_s) and not ejection.waits_to_prove(replica))
+            return (
+                picker.trusted(replica)
+                and (ejection.calm or (ejection.admissible(replica, now_s) and not ejection.waits_to_prove(replica)))
+                # One that is merely full counts where shares are reckoned.
+                and (allowed is None or in_flight.get(replica, 0) >= self._slots[replica] or allowed(replica))
             )
 
-        if ejection.calm and picker.all_trusted:
+        if ejection.calm and picker.all_trusted and allowed is None:
             return affinity.pick(key, self._candidates, in_flight)
         weight = None if ejection.calm else lambda replica: ejection.weight(replica, now_s)
         return affinity.pick(key, self._candidates, in_flight, admissible=admissible, weight=weight)
+
+    def _may_have(self, replica: str, in_flight: Mapping[str, int]) -> bool:
+        """Whether it has a free slot, and the call that is asked for may have it."""
+        free = in_flight.get(replica, 0) < self._slots.get(replica, 0)
+        return free and (self.allowed is None or self.allowed(replica))
 
     def begin(self, replica: str, now_s: float) -> tuple[Probe | None, Doubt | None]:
         """A call is sent there: what its permit has to carry, and what is doubtful about it."""
@@ -180,13 +196,15 @@ class Balance:
             outcome, duration_s = _UNSENT, 0.0
         else:
             outcome, duration_s = attempt.outcome, (attempt.answered_s or attempt.ended_s) - attempt.started_s
+        work = 1.0 if permit.special is None else permit.special.work
+        unit_s = duration_s / work if work > 1.0 else duration_s
         if outcome is _OK:
-            self.picker.observe(replica, _RECORD, duration_s, now_s, permit.in_flight)
-            self.ejection.note(replica, _SUCCESS, duration_s, now_s, probe)
+            self.picker.observe(replica, _RECORD, duration_s, now_s, permit.in_flight, work)
+            self.ejection.note(replica, _SUCCESS, unit_s, now_s, probe)
             return
         teaching = TEACHINGS[outcome]
-        self.picker.observe(replica, teaching.picker, duration_s, now_s, permit.in_flight)
-        self.ejection.note(replica, teaching.breaker, duration_s, now_s, probe)
+        self.picker.observe(replica, teaching.picker, duration_s, now_s, permit.in_flight, work)
+        self.ejection.note(replica, teaching.breaker, unit_s, now_s, probe)
 
     def judgements(self, now_s: float) -> Mapping[str, Any]:
         """What the metrics page shows: a few numbers, whatever the number of replicas. O(replicas)."""

@@ -49,6 +49,7 @@ class RoomTicket:
         "criticality",
         "deadline_s",
         "entry",
+        "least_s",
         "line",
         "offered_s",
         "opens",
@@ -75,6 +76,10 @@ class RoomTicket:
         """0 is the highest class."""
         self.tenant = tenant
         self.cost_s = cost_s
+        self.least_s = cost_s
+        """How long it takes at the least once it is sent: of a large call that has many slots' worth of a batch, less
+        than its cost.
+        """
         self.work = work
         """Units of work, from which the asker made `cost_s`; untouched here."""
         self.pinned = pinned

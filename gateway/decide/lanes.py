@@ -21,6 +21,10 @@ Two rules of separation (`apart`):
   replicas (one at least) are held or kept by each large lane, and one is always left to the small ones, unless there
   is only one: there both kinds take turns.
 
+A replica that gets no calls for another reason, because it is ejected or suspect, is the emptiest of all, and kept for
+a large call it would keep that waiting for as long. So who asks says which these are (`bar`): they are not kept, do not
+count where a share of the replicas is, and are tried with small calls only.
+
 What can be guaranteed with Triton's dynamic batcher: it puts together whatever of one model waits on one server, fits
 into max_batch_size and has equal shapes (unless ragged batching is allowed), whichever priority it has. A request
 cannot say "not with that one". So calls never share a batch for certain only where they are never on one server for one
@@ -40,13 +44,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-LaneWhy = Literal["ok", "no_slot", "lane_full", "kept", "apart"]
+LaneWhy = Literal["ok", "no_slot", "lane_full", "kept", "apart", "barred"]
 """no_slot: the replica has none free. lane_full: the lane has its share. kept: what is free is kept for a waiting call
-of another lane. apart: the replica has calls of another lane.
+of another lane. apart: the replica has calls of another lane. barred: it gets none; what it is tried with is small.
 """
 
 
@@ -91,10 +95,11 @@ class LanesSettings:
 class _Room:
     """What is in flight on one replica. `owner` is the large lane that holds it, or that it is kept for; 0 if none."""
 
-    __slots__ = ("counts", "owner", "slots", "total")
+    __slots__ = ("barred", "counts", "owner", "slots", "total")
 
     def __init__(self, lanes: int) -> None:
         self.slots = 0
+        self.barred = False
         self.counts = [0] * lanes
         self.total = 0
         self.owner = 0
@@ -109,12 +114,14 @@ class Lanes:
 
     __slots__ = (
         "_apart",
+        "_barred",
         "_bounds",
         "_caps",
         "_in_flight",
         "_large_max",
         "_larger",
         "_last",
+        "_parts",
         "_per_replica",
         "_rooms",
         "_slots",
@@ -130,6 +137,9 @@ class Lanes:
         lanes = len(settings.larger) + 1
         self._rooms: dict[str, _Room] = {}
         self._slots = 0
+        self._parts = 0
+        """Slots, or replicas that are not barred."""
+        self._barred: frozenset[str] = frozenset()
         self._caps = [0] * lanes
         """Of slots, or of replicas."""
         self._large_max = 0
@@ -161,13 +171,40 @@ class Lanes:
             room = self._rooms.setdefault(name, _Room(len(self._caps)))
             room.slots = count
         self._slots = sum(slots.values())
-        parts = sum(count > 0 for count in slots.values()) if self._apart else self._slots
+        self._bar()
+
+    def bar(self, replicas: Collection[str]) -> None:
+        """These, of those that there are, get no calls at the moment for another reason."""
+        barred = frozenset(replicas)
+        if barred != self._barred:
+            self._barred = barred
+            self._bar()
+
+    def _bar(self) -> None:
+        """Who counts, and how much each lane may have of it."""
+        some = any(room.slots and name not in self._barred for name, room in self._rooms.items())
+        for name, room in self._rooms.items():
+            room.barred = some and name in self._barred  # where all are, none is better than another
+        parts = sum(self._counts_as_one(room) for room in self._rooms.values()) if self._apart else self._slots
+        self._parts = parts
         self._large_max = max(1, parts - 1) if parts else 0
         for lane, settings in enumerate(self._larger, 1):
             self._caps[lane] = max(1, int(settings.share * parts)) if parts else 0
         if parts != 1:
             self._yielded = 0
         self._keep()
+
+    @staticmethod
+    def _counts_as_one(room: _Room) -> bool:
+        return room.slots > 0 and not room.barred
+
+    def slots_of(self, lane: int) -> int:
+        """How many slots' worth of work this lane can have running: of the replicas that are its share, all slots,
+        since a large call has the batches of its replica for itself.
+        """
+        if not lane or not self._apart:
+            return self._slots
+        return max(1, self._slots * self._caps[lane] // max(1, self._parts)) if self._slots else 0
 
     def may_run(self, lane: int, replica: str) -> LaneWhy:
         """Whether a call of this lane may start on this replica now."""
@@ -192,6 +229,8 @@ class Lanes:
             if not owner:
                 return "ok"
             return "apart" if room.counts[owner] else "kept"
+        if room.barred:
+            return "barred"
         if room.total > room.counts[lane]:
             return "apart"
         if owner == lane:
@@ -233,7 +272,7 @@ class Lanes:
         self._in_flight[lane] -= 1
         if lane and room.owner == lane and not room.total:
             room.owner = 0
-            if self._apart and self._waiting[0] and sum(each.slots > 0 for each in self._rooms.values()) == 1:
+            if self._apart and self._waiting[0] and self._parts == 1:
                 self._yielded = room.slots
         if not room.total and not room.slots:
             del self._rooms[replica]
@@ -253,13 +292,26 @@ class Lanes:
             self._yielded = 0
         self._keep()
 
+    def stand(self, lane: int, count: int) -> bool:
+        """So many of this lane stand in line now: as many calls of `wait` or `leave` at once. Whether they are fewer
+        than before.
+        """
+        before = self._waiting[lane]
+        if count == before:
+            return False
+        self._waiting[lane] = count
+        if not self._waiting[0]:
+            self._yielded = 0
+        self._keep()
+        return count < before
+
     def _keep(self) -> None:
         """Let go of replicas that were kept for nothing, and keep one where a large call waits that has none."""
         if not self._apart:
             return
         for room in self._rooms.values():
             owner = room.owner
-            if owner and not room.counts[owner] and not self._needs(owner):
+            if owner and not room.counts[owner] and (room.barred or not self._needs(owner)):
                 room.owner = 0
         if self._yielded:
             return
@@ -268,7 +320,7 @@ class Lanes:
             # In turn, beginning behind the one that ran last.
             lane = (self._last + step) % lanes + 1
             while self._wants_one(lane):
-                free = [room for room in self._rooms.values() if room.slots and not room.owner]
+                free = [room for room in self._rooms.values() if self._counts_as_one(room) and not room.owner]
                 if not free:
                     return
                 min(free, key=lambda room: room.total).owner = lane
@@ -284,7 +336,9 @@ class Lanes:
         if not waiting:
             return False
         own = sum(
-            self._per_replica - room.counts[lane] for room in self._rooms.values() if room.slots and room.owner == lane
+            self._per_replica - room.counts[lane]
+            for room in self._rooms.values()
+            if self._counts_as_one(room) and room.owner == lane
         )
         return own < waiting and self._may_hold_more(lane)
 

@@ -128,6 +128,16 @@ class MemoryBudget:
             return "too_large"
         return "ok" if account.fixed + account.used + needed <= account.limit else "full"
 
+    def has_room(self, device: str, model: str, work: float, kept: int) -> bool:
+        """Whether a call would leave `kept` bytes free there; one that needs none leaves what there is."""
+        account, needed = self._accounts.get(device), self.bytes_of(model, work)
+        return not needed or (account is not None and account.fixed + account.used + needed + kept <= account.limit)
+
+    def used_bytes(self, device: str) -> int:
+        """Of the calls in flight there."""
+        account = self._accounts.get(device)
+        return 0 if account is None else account.used
+
     def refused(self, device: str, why: MemoryWhy) -> None:
         """A call was turned away for this: counted, for the metrics page."""
         account = self._accounts.get(device)

@@ -27,6 +27,7 @@ from typing import Any
 from gateway.decide.quantiles import FRESH_MAX, QuantileSettings, QuantileWindow
 from gateway.decide.service_time import per_unit
 from gateway.decide.waiting_room import Pace
+from gateway.decide.work import rounds
 
 ROUNDS = 2
 """Rounds of work that fill the slots of a replica (`fleet/slots.py`)."""
@@ -92,10 +93,13 @@ class Pacer:
         self.median_s = 0.0
         """From send to reply, as of the last refresh; 0 while nothing is known."""
 
-    def answered(self, duration_s: float, in_flight: int, slots: int, now_s: float) -> None:
-        """A call took so long from send to reply, as number `in_flight` on a replica of so many slots."""
+    def answered(self, duration_s: float, in_flight: int, slots: int, now_s: float, work: float = 1.0) -> None:
+        """A call of so much work took so long from send to reply, as number `in_flight` on a replica of so many
+        slots.
+        """
         self.window.record(duration_s, now_s)
-        self.rounds.append(per_unit(duration_s, in_flight=in_flight, slots=slots))
+        lasted = rounds(work, slots / ROUNDS)
+        self.rounds.append(per_unit(duration_s, work=lasted, in_flight=in_flight, slots=slots))
         if len(self.rounds) >= FRESH_MAX:
             self.fold()
 

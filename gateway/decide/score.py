@@ -289,13 +289,23 @@ class ScoredPicker:
         self._counts[why] += 1
         return row.replica
 
-    def wants_try(self, candidates: Sequence[Candidate], in_flight: Mapping[str, int], now_s: float) -> bool:
+    def wants_try(
+        self,
+        candidates: Sequence[Candidate],
+        in_flight: Mapping[str, int],
+        now_s: float,
+        admissible: Callable[[str], bool] | None = None,
+    ) -> bool:
         """Whether `pick` would make a call of these candidates a suspect's try. For choices that are made elsewhere:
         they have to be preceded by this, by which candidates and time are taken in. O(candidates).
         """
         self._catch_up(candidates, now_s)
         return not self._known.level and any(
-            row.suspect and row.due and not in_flight.get(row.replica, 0) for row in self._known.rows
+            row.suspect
+            and row.due
+            and not in_flight.get(row.replica, 0)
+            and (admissible is None or admissible(row.replica))
+            for row in self._known.rows
         )
 
     @property

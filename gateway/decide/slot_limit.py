@@ -137,7 +137,7 @@ class SlotLimit:
             return False
         if outcome in _OUTLASTED:
             adaptive.outlasted()
-        duration_s = (attempt.answered_s or attempt.ended_s) - attempt.started_s
+        duration_s = _unit_s((attempt.answered_s or attempt.ended_s) - attempt.started_s, special)
         adaptive.ended(TEACHINGS[outcome].limit, attempt.started_s, duration_s, in_flight, now_s)
         return self._moved(adaptive)
 
@@ -146,8 +146,8 @@ class SlotLimit:
         adaptive, attempt = self.adaptive, permit.attempt
         if adaptive is None or attempt is None:
             return False
-        permit.special = (permit.special or Special())._replace(told=True)
-        duration_s = attempt.answered_s - attempt.started_s
+        permit.special = special = (permit.special or Special())._replace(told=True)
+        duration_s = _unit_s(attempt.answered_s - attempt.started_s, special)
         adaptive.ended(Verdict.SUCCESS, attempt.started_s, duration_s, in_flight, now_s)
         return self._moved(adaptive)
 
@@ -202,6 +202,30 @@ class SlotLimit:
         if self.adaptive is None:
             return None
         return {**self.adaptive.statistics(now_s), "slots_by_replica": dict(sorted(self.slots.items()))}
+
+
+class LimitOfAnother(SlotLimit):
+    """For an admission whose slots are those of another one, which learns: what the other's limit says."""
+
+    __slots__ = ("_other",)
+
+    def __init__(self, other: SlotLimit) -> None:
+        super().__init__(None, other._chance)
+        self._other = other
+
+    def shrinking(self, now_s: float) -> bool:
+        return self._other.shrinking(now_s)
+
+    def note(self) -> tuple[str, Mapping[str, float]] | None:
+        return self._other.note()
+
+    def statistics(self, now_s: float) -> Mapping[str, Any] | None:
+        return self._other.statistics(now_s)
+
+
+def _unit_s(duration_s: float, special: Special) -> float:
+    """A large call takes long because it is large, which is nobody's queue."""
+    return duration_s / special.work if special.work > 1.0 else duration_s
 
 
 Fit = SlotLimit | None

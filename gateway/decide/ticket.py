@@ -11,11 +11,11 @@ from gateway.decide.rendezvous import Key
 from gateway.decide.waiting_room import WORDS
 from gateway.decide.waiting_room import Why as RoomWhy
 
-Why = Literal[RoomWhy, "no_replica", "cohort"]
-"""Why a call is refused: `no_replica`, nothing could ever free a slot; `cohort`, it is not its turn under overload; the
-others are the waiting room's.
+Why = Literal[RoomWhy, "no_replica", "cohort", "too_large"]
+"""Why a call is refused: `no_replica`, nothing could ever free a slot; `cohort`, it is not its turn under overload;
+`too_large`, no replica could ever hold it; the others are the waiting room's.
 """
-WHYS: tuple[Why, ...] = ("no_replica", "cohort", *WORDS)
+WHYS: tuple[Why, ...] = ("no_replica", "cohort", "too_large", *WORDS)
 
 
 class Ticket(RoomTicket):

@@ -24,7 +24,7 @@ Memory: at most `queue_max` tickets, as many names of tenants, and `LINES` lines
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple
 
@@ -136,7 +136,7 @@ class WaitingRoom(Generic[T]):
         level = self._levels[ticket.criticality]
         line = level.find(ticket.tenant)
         wait_s = self._wait_s(ticket, level, line, pace)
-        if now_s + wait_s + max(pace.service_s, ticket.cost_s) > ticket.deadline_s:
+        if now_s + wait_s + max(pace.service_s, ticket.least_s) > ticket.deadline_s:
             self._refused["infeasible"] += 1
             return Offered("infeasible", wait_s)
         victim: T | None = None
@@ -250,10 +250,18 @@ class WaitingRoom(Generic[T]):
         return None
 
     def pop(
-        self, replica: str, now_s: float, pace: Pace, refused: list[Refusal[T]], *, may_open: bool = True
+        self,
+        replica: str,
+        now_s: float,
+        pace: Pace,
+        refused: list[Refusal[T]],
+        *,
+        may_open: bool = True,
+        fits: Callable[[T], bool] | None = None,
     ) -> T | None:
         """A slot on `replica` is free: who gets it; None if nobody can use it. `may_open`: openers may have it.
-        Those whose turn came but who should not be sent any more are added to `refused`.
+        `fits`: whether the one whose turn it is can use it; if not, nobody gets it, for nobody overtakes. Those whose
+        turn came but who should not be sent any more are added to `refused`.
         """
         while (ticket := self.peek(replica, may_open=may_open)) is not None:
             line = ticket.line
@@ -264,10 +272,12 @@ class WaitingRoom(Generic[T]):
                 bearable_s = self._objective_s - pace.need_s
                 line.level.guard.drops(waited_s, now_s, pace.batch_s, bearable_s)
                 standing = line.guard.drops(waited_s, now_s, pace.batch_s, bearable_s)
-            if now_s + max(pace.need_s, ticket.cost_s) > ticket.deadline_s:
+            if now_s + max(pace.need_s, ticket.least_s) > ticket.deadline_s:
                 self._refuse(ticket, "too_late", refused)
             elif standing and ticket.criticality > 0:
                 self._refuse(ticket, "standing_queue", refused)
+            elif fits is not None and not fits(ticket):
+                return None
             else:
                 line.deficit_ns -= ticket.cost_ns
                 self._take(ticket)

@@ -149,4 +149,5 @@ class ModelRecord:
             decoupled=self.description is not None and self.description.summary.decoupled,
             text_outputs=frozenset() if self.description is None else self.description.summary.text_outputs,
             sequence_idle_s=None if self.description is None else self.description.summary.sequence_idle_s,
+            batches=self.description is None or self.description.summary.max_batch_size > 0,
         )

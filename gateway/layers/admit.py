@@ -26,6 +26,7 @@ from gateway.decide.slot_limit import LimitRule, SlotLimit
 from gateway.decide.ticket import Granted, Queued, Ticket, Why
 from gateway.decide.tuning import Tuning
 from gateway.layers.affinity import KeyOf, tell_affinity
+from gateway.layers.bounds import Bounds
 from gateway.layers.desk import NO_DEADLINE_S, AdmissionDesk
 from gateway.layers.gate import shown
 from gateway.layers.route import no_replica
@@ -63,10 +64,11 @@ class AdmitLayer:
         objective_s: float = 0.0,
         key_of: KeyOf | None = None,
         unsent: Unsent | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
         """`limit` None: the slots are as the fleet declares them. `limit_chance`: for its draws alone. `key_of`: what
         keeps a call together with others (`affinity.py`); None where nothing does. `unsent` is asked about calls that
-        have failed.
+        have failed. `bounds`: None where any free slot is for any call.
         """
         self._inner = inner
         self._model = model
@@ -82,6 +84,7 @@ class AdmitLayer:
         self._unsent = unsent
         self._limit = limit
         self._limit_chance = limit_chance or chance
+        self._bounds = bounds
         self._desks: dict[str, AdmissionDesk] = {}
         fleet.subscribe(self._on_snapshot)
 
@@ -91,6 +94,8 @@ class AdmitLayer:
         desk = self._desks.get(version) or self._desk(version)
         if desk is None:
             raise no_replica(call.model, version)
+        if self._bounds is not None:
+            desk = desk.for_call(call)
         admission = desk.admission
         trail.replicas_ready = admission.ready
         trail.limit_at_admit = admission.limit
@@ -98,7 +103,8 @@ class AdmitLayer:
         now_s = self._now_s()
         by_s = call.deadline_s if call.session is None else call.first_response_by_s
         key = None if self._key_of is None or call.pinned else self._key_of(call)
-        permit = None if call.pinned or key is not None else admission.take(by_s, now_s)
+        plain = key is None and not call.pinned and call.work == 1.0
+        permit = admission.take(by_s, now_s) if plain else None
         if permit is not None:
             trail.admitted_s = now_s
             if call.explain:
@@ -128,6 +134,7 @@ class AdmitLayer:
             min(by_s, now_s + NO_DEADLINE_S),
             criticality=call.criticality,
             tenant=call.identity.tenant,
+            work=call.work,
             level=_level(call),
             pinned=call.pinned,
             opens=bool(call.pinned) and call.sequence is not None and call.sequence.start,
@@ -135,8 +142,7 @@ class AdmitLayer:
         )
         decision = admission.offer(ticket, now_s)
         _note_limit(call, admission)
-        if admission.decided:
-            desk.wake()
+        desk.asked()
         if isinstance(decision, Granted):
             if key is not None:
                 tell_affinity(call, admission.balance.affinity)
@@ -145,6 +151,8 @@ class AdmitLayer:
         if isinstance(decision, Queued):
             trail.queued_s = now_s
             trail.queued_ahead = decision.ahead
+            if self._bounds is not None:
+                desk.waited_for(call)
             await desk.wait(ticket)
             if ticket.permit is None:
                 assert ticket.why is not None
@@ -168,11 +176,18 @@ class AdmitLayer:
             return None
         streams = snapshot.decoupled(self._pool, self._model, version)
         fit = SlotLimit(self._limit, self._limit_chance.random, streams=streams)
-        admission = Admission(self._chance, self._queue_max, self._tuning, self._objective_s, fit)
-        admission.update(candidates, self._now_s())
-        desk = self._desks[version] = AdmissionDesk(
-            admission, self._now_s, self._wheel, f"{self._pool}, {shown(self._model)} {shown(version)}"
-        )
+        named = f"{self._pool}, {shown(self._model)} {shown(version)}"
+        desk: AdmissionDesk
+        if self._bounds is None:
+            admission = Admission(self._chance, self._queue_max, self._tuning, self._objective_s, fit)
+            desk = AdmissionDesk(admission, self._now_s, self._wheel, named)
+        else:
+            desk = self._bounds.desk(
+                self._chance, self._tuning, self._objective_s, fit, self._now_s, self._wheel, named
+            )
+        for each in desk.desks():
+            each.admission.update(candidates, self._now_s())
+        self._desks[version] = desk
         return desk
 
     def _on_snapshot(self, snapshot: FleetSnapshot) -> None:
@@ -187,10 +202,12 @@ class AdmitLayer:
             # have left the fleet, or come back without this version, and must not be counted for ever.
             if candidates is not admission.fit.declared or len(away) != len(admission.gone):
                 down = {replica for replica, view in views.items() if view.state is ReplicaState.DOWN}
-                admission.update(candidates, now_s, down.union(away))
-                desk.wake()
+                for each in desk.desks():
+                    each.admission.update(candidates, now_s, down.union(away))
+                for each in desk.desks():
+                    each.wake()
                 desk.tell()
-            if not candidates and admission.idle:
+            if not candidates and all(each.admission.idle for each in desk.desks()):
                 # A call between two attempts may still know it, and finds no candidates there.
                 del self._desks[version]
 
@@ -213,12 +230,7 @@ class AdmitLayer:
         return {version: desk.admission.balance.judgements(now_s) for version, desk in sorted(self._desks.items())}
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
-        return {version: _statistics(desk, now_s) for version, desk in sorted(self._desks.items())}
-
-
-def _statistics(desk: AdmissionDesk, now_s: float) -> Mapping[str, Any]:
-    admission = desk.admission.statistics(now_s)
-    return {**admission, "classes": desk.tally.statistics(admission["room"]["waiting_by_class"])}
+        return {version: desk.statistics(now_s) for version, desk in sorted(self._desks.items())}
 
 
 def _comes_back(replica: ReplicaView, key: tuple[str, str], now_s: float) -> bool:
@@ -246,6 +258,13 @@ def _refused(call: Call, admission: Admission, why: Why, wait_s: float) -> Gatew
     named = f"model '{shown(call.model)}' version {version}"
     if why == "no_replica":
         return no_replica(call.model, version)
+    if why == "too_large":
+        call.trail.note("memory", why, {"work": call.work})
+        return GatewayError(
+            Reason.TOO_LARGE,
+            f"a call of {call.work:g} units of work needs more memory than any replica has for {named}; send less in "
+            "one call",
+        )
     if why in ("infeasible", "too_late"):
         return GatewayError(
             Reason.INFEASIBLE,

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.core.call import Attempt, Note, Trail
-from gateway.core.outcome import Outcome
+from gateway.core.faults import known_nowhere
+from gateway.core.outcome import TEACHINGS, Outcome
 
 
 class AttemptTally:
@@ -45,3 +46,10 @@ class AttemptTally:
 def speaks_for_itself(attempt: Attempt) -> bool:
     """Of a failed attempt: nobody wonders why it was not made again."""
     return attempt.outcome in (Outcome.CALLER_FAULT, Outcome.EXPIRED, Outcome.GATEWAY_FAULT)
+
+
+def is_final(attempt: Attempt) -> bool:
+    """Whether no other replica could better what has become of an attempt that failed."""
+    outcome = attempt.outcome
+    assert outcome is not None, "track closes every attempt"
+    return not TEACHINGS[outcome].elsewhere or (outcome is Outcome.NOT_LOADED and known_nowhere(attempt.text))

@@ -29,8 +29,7 @@ from typing import Any
 
 from gateway.core.call import Attempt, Call
 from gateway.core.errors import GatewayError, Reason
-from gateway.core.faults import known_nowhere
-from gateway.core.outcome import TEACHINGS, Outcome
+from gateway.core.outcome import Outcome
 from gateway.core.permit import Desk, Permit
 from gateway.core.reply import Reply
 from gateway.core.service import Service
@@ -40,7 +39,7 @@ from gateway.decide.chance import Chance
 from gateway.decide.hedge import PASSING
 from gateway.decide.quarantine import Quarantine
 from gateway.decide.retry import RetrySettings, RetryView, backoff_s, retry_verdict
-from gateway.layers.attempt_tally import AttemptTally, speaks_for_itself
+from gateway.layers.attempt_tally import AttemptTally, is_final, speaks_for_itself
 from gateway.layers.cancels import Cancels
 from gateway.layers.gate import shown
 from gateway.layers.track import why_cancelled
@@ -125,7 +124,7 @@ class AttemptsLayer:
         race = _Race(self, self._inner, call, desk)
         if self._hedging:
             now_s = call.trail.admitted_s or self.now_s()  # nothing has been awaited since
-            delay_s = desk.hedge_delay_s(call.deadline_s - now_s, now_s)
+            delay_s = desk.hedge_delay_s(call.deadline_s - now_s, now_s, call.work)
             if delay_s is not None:
                 self.wheel.place(race, now_s + delay_s)
             elif call.explain:
@@ -173,7 +172,7 @@ class AttemptsLayer:
             died = bool(lost) and not resent
             tried = tuple(each.replica for each in attempts)
             view = RetryView(
-                elsewhere=not any(map(_is_final, attempts)),
+                elsewhere=not any(map(is_final, attempts)),
                 answered=False,
                 sent=last.sent,
                 read_only=True,
@@ -197,7 +196,7 @@ class AttemptsLayer:
                 if view.wait_s > 0:
                     await asyncio.sleep(view.wait_s)
                     now_s = self.now_s()
-                permit = desk.another("retry", tried)
+                permit = desk.another("retry", tried, call.work)
                 if permit is None and not died:
                     word = "no_replica"
                 else:
@@ -306,13 +305,6 @@ class AttemptsLayer:
         }
 
 
-def _is_final(attempt: Attempt) -> bool:
-    """Whether no other replica could better what has become of an attempt that failed."""
-    outcome = attempt.outcome
-    assert outcome is not None, "track closes every attempt"
-    return not TEACHINGS[outcome].elsewhere or (outcome is Outcome.NOT_LOADED and known_nowhere(attempt.text))
-
-
 def _digest(call: Call, message: bytes) -> bytes:
     """Stands for all that the replica is sent of the call."""
     made = hashlib.blake2b(message, digest_size=16)
@@ -397,7 +389,7 @@ class _Race(Waiting):
         instance, and not what the first attempt was: then it is that which the caller should hear.
         """
         last = self._call.trail.attempts[-1]
-        return last is not primary and _is_final(last) and not _is_final(primary)
+        return last is not primary and is_final(last) and not is_final(primary)
 
     def replicas_lost(self, replicas: Collection[str]) -> None:
         attempts = self._call.trail.attempts
@@ -419,7 +411,7 @@ class _Race(Waiting):
             capped = layer.cancels.capped(primary.replica, now_s)
             word = desk.may_hedge((primary.replica,), cancels_capped=capped)
         if word == "hedge":
-            permit = desk.another("hedge", (primary.replica,))
+            permit = desk.another("hedge", (primary.replica,), call.work)
             if permit is None:
                 word = "no_other"
             else:

@@ -6,7 +6,8 @@ The decider wakes nobody; who holds it must, each time. This is the one place wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from gateway.core.call import Call
 from gateway.core.permit import Kind, Permit, Special
@@ -43,6 +44,27 @@ class AdmissionDesk(Waiting):
         self._wheel = wheel
         self._seen = 0
 
+    @property
+    def mixed(self) -> bool:
+        """Calls of all sizes are answered for here."""
+        return True
+
+    def desks(self) -> tuple[AdmissionDesk, ...]:
+        """All desks of the version: this one is the first."""
+        return (self,)
+
+    def for_call(self, call: Call) -> AdmissionDesk:
+        """Which of them it is that a call asks."""
+        return self
+
+    def waited_for(self, call: Call) -> None:
+        """A call begins to wait here; may note why."""
+
+    def statistics(self, now_s: float) -> Mapping[str, Any]:
+        """Of the version."""
+        row = self.admission.statistics(now_s)
+        return {**row, "classes": self.tally.statistics(row["room"]["waiting_by_class"])}
+
     def give_back(self, permit: Permit) -> None:
         admission = self.admission
         admission.give_back(permit, self._now_s())
@@ -61,18 +83,31 @@ class AdmissionDesk(Waiting):
         decided, admission.decided = admission.decided, []
         for ticket in decided:
             waiter = ticket.waiter
+            if waiter is None:
+                continue  # it was offered in this very turn; its call finds it decided when it begins to wait
             assert isinstance(waiter, asyncio.Future)
             if not waiter.done():
                 waiter.set_result(None)
             # A waiter that is done was cancelled in this very turn; its own `wait` gives the slot back.
 
+    def asked(self) -> None:
+        """A ticket was offered here, which may have decided the fate of others."""
+        if self.admission.decided:
+            self.wake()
+
+    def begun(self) -> None:
+        """One more ticket waits, and can be woken."""
+
     async def wait(self, ticket: Ticket) -> None:
         """Until the fate of a ticket that waits is decided. Cancelled, it holds nothing."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ticket.waiter = future
-        if not self.waits:
+        if ticket.permit is not None or ticket.why is not None:
+            future.set_result(None)
+        elif not self.waits:
             self._wheel.place(self, self._now_s() + LOOK_S)
         try:
+            self.begun()
             await future
         except BaseException:
             # A grant may have come in the same turn of the loop as the cancellation: then the slot is this call's to
@@ -97,8 +132,8 @@ class AdmissionDesk(Waiting):
         if self.admission.decided:
             self.wake()
 
-    def another(self, kind: Kind, tried: tuple[str, ...]) -> Permit | None:
-        permit = self.admission.another(kind, tried, self._now_s())
+    def another(self, kind: Kind, tried: tuple[str, ...], work: float = 1.0) -> Permit | None:
+        permit = self.admission.another(kind, tried, self._now_s(), work)
         if permit is not None:
             permit.desk = self
         return permit
@@ -113,10 +148,10 @@ class AdmissionDesk(Waiting):
                 min(call.deadline_s, now_s + NO_DEADLINE_S),
                 criticality=call.criticality,
                 tenant=call.identity.tenant,
+                work=call.work,
             )
             decision = admission.offer(ticket, now_s)
-            if admission.decided:
-                self.wake()
+            self.asked()
             if isinstance(decision, Queued):
                 await self.wait(ticket)
             permit = ticket.permit
@@ -131,9 +166,13 @@ class AdmissionDesk(Waiting):
             await asyncio.sleep(LOOK_S / 2)
         return None
 
-    def hedge_delay_s(self, remaining_s: float, now_s: float) -> float | None:
+    def hedge_delay_s(self, remaining_s: float, now_s: float, work: float = 1.0) -> float | None:
         admission = self.admission
-        return admission.hedging.delay_s(remaining_s, now_s, admission.chance)
+        if work <= 1.0 or not self.mixed:
+            return admission.hedging.delay_s(remaining_s, now_s, admission.chance)
+        # A large call is slow when it is slow for its size: what is known is of usual ones.
+        delay_s = admission.hedging.delay_s(remaining_s / work, now_s, admission.chance)
+        return None if delay_s is None else delay_s * work
 
     def hedge_again_s(self, elapsed_s: float, remaining_s: float) -> float | None:
         return self.admission.hedging.again_s(elapsed_s, remaining_s)

@@ -60,6 +60,8 @@ class ModelRoute:
     """Of calls that name none."""
     never_routed: Callable[[Call], None] | None = None
     """To be told of a call whose deadline passed before it was routed; None where nobody wants to know."""
+    measure: Callable[[Call, FleetSnapshot, str], None] | None = None
+    """Refuses what is too large, and writes down the call's work; None where the policy says nothing of sizes."""
     reserve_record: Callable[[], object] | None = None
     """Claims room for the call's record, or raises RECORD_FULL; None where records are not mandatory."""
 
@@ -170,6 +172,8 @@ class RouteLayer:
         trail.version_routed, trail.routed_by, call.decoupled, trail.artifact_hash = choice
         if call.classified:
             _check_classes(call, route, snapshot, choice.version)
+        if route.measure is not None:
+            route.measure(call, snapshot, choice.version)
         trail.routed_s = self._now_s()
         if route.reserve_record is not None:
             call.reservation = route.reserve_record()

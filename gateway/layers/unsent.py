@@ -57,7 +57,7 @@ class Unsent:
             p50_s=desk.median_s(),
         )
         word: str = retry_verdict(view, self._settings)
-        permit = desk.another("retry", tried) if word == "retry" else None
+        permit = desk.another("retry", tried, call.work) if word == "retry" else None
         if permit is not None:
             word = self._pay(desk)
         elif word == "retry":

@@ -129,6 +129,33 @@ _JUDGEMENTS = {
     "affinity": "sluice_affinity_picks_total",
 }
 
+
+def lane_readings(rows: Iterable[tuple[str, Mapping[str, Mapping[str, int]]]], metrics: Metrics) -> Iterable[Reading]:
+    """From (model, what each lane of one of its versions counts)."""
+    sums: Counter[tuple[str, str, str]] = Counter()
+    for model, lanes in rows:
+        for name, counts in lanes.items():
+            for state in ("in_flight", "waiting"):
+                sums[metrics.model_label(model), labels.text(name), state] += counts[state]
+    for (model, lane, state), count in sums.items():
+        yield f"sluice_lane_calls_{'in_flight' if state == 'in_flight' else 'queued'}", (model, lane), count
+
+
+def shared_readings(rows: Iterable[tuple[str, Mapping[str, Any]]], metrics: Metrics) -> Iterable[Reading]:
+    """From (pool, `SharedBounds.statistics`)."""
+    for pool, told in rows:
+        here = labels.text(pool)
+        for replica, count in told["in_flight"].items():
+            yield "sluice_shared_calls_in_flight", (here, metrics.replica_label(replica)), count
+        limit = 0
+        for replica, account in told["memory"].items():
+            limit = max(limit, account["limit_bytes"])
+            taken = account["fixed_bytes"] + account["in_flight_bytes"]
+            yield "sluice_shared_memory_bytes", (here, metrics.replica_label(replica)), taken
+        if limit:
+            yield "sluice_shared_memory_limit_bytes", (here,), limit
+
+
 _SEQUENCE_EVENTS = ("started", "adopted", "ended", "lost", "expired", "evicted")
 
 

@@ -159,6 +159,13 @@ TABLE: tuple[Row, ...] = (
         "Calls with a key that asked for a slot: home; "
         "next in the key's order; full: nowhere for the key's sake; lent: to prove a replica.",
     ),
+    _gauge("sluice_lane_calls_in_flight", "model lane", "Calls of a size lane that hold a permit now."),
+    _gauge("sluice_lane_calls_queued", "model lane", "Calls of a size lane that wait for a permit now."),
+    _gauge(
+        "sluice_shared_calls_in_flight", "pool replica", "Calls of all models on a replica, for pools that bound them."
+    ),
+    _gauge("sluice_shared_memory_bytes", "pool replica", "Of the pool's `memory_bytes`, what models and calls take."),
+    _gauge("sluice_shared_memory_limit_bytes", "pool", "`memory_bytes` of the pool."),
     # Sequences of stateful models.
     _gauge("sluice_sequences_live", "model", "Sequences that are remembered now."),
     _gauge("sluice_sequence_steps_waiting", "model", "Calls that wait for the step before them in their sequence."),

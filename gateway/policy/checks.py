@@ -19,6 +19,7 @@ from gateway.policy.decode import Document
 from gateway.policy.identity_checks import check_identity, check_upstream_tls
 from gateway.policy.problems import Path, Problems, path_text, printable
 from gateway.policy.schema import FleetPolicy, ModelPolicy, default_deadline_ms
+from gateway.policy.size_checks import check_sizes
 from gateway.policy.stage_schema import Stages
 
 Fleet = Document[FleetPolicy]
@@ -40,6 +41,7 @@ def check_model(model: Model, fleet: Fleet, problems: Problems) -> None:
         check(model, fleet, problems)
     for own in (_json_size, _versions, _split, _times, _classes, _stages, _slots):
         own(model, problems)
+    check_sizes(model, fleet, problems)
 
 
 def check_names(models: Sequence[Model], problems: Problems) -> None:

@@ -33,8 +33,6 @@ MODEL_KEYS: dict[str, str] = {
     "fairness": "fair shares between tenants come with the full layer `admit`",
     "features": "fetching features comes with the layer `features`; send complete inputs until then",
     "freshness_s": "the age limit of stored answers comes with the layer `cache`",
-    "limits.batch_max": "a limit on the batch comes with the full gate; Triton's max_batch_size holds until then",
-    "limits.input_length_max": "a limit on the input's length comes with the full gate; `body_bytes_max` holds already",
     "manifest": _ROLLOUT,
     "objective.cost_per_1k": "cost as the objective comes with the batch regime; give `p99_ms`",
     "override": "`x-sluice-version` comes with the full layer `route`; name the version in the path until then",

@@ -13,6 +13,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from gateway.policy.admission_schema import AdaptiveLimit as AdaptiveLimit
+from gateway.policy.admission_schema import Admission as Admission
+from gateway.policy.admission_schema import Limits as Limits
 from gateway.policy.balance_schema import Affinity as Affinity
 from gateway.policy.balance_schema import Ejection as Ejection
 from gateway.policy.classes import Classes, default_class
@@ -21,6 +24,7 @@ from gateway.policy.port_schema import KIB, MIB
 from gateway.policy.port_schema import GrpcLimits as GrpcLimits
 from gateway.policy.port_schema import HttpLimits as HttpLimits
 from gateway.policy.quota_schema import Quotas
+from gateway.policy.size_schema import BYTES_MAX, ModelMemory, Work
 from gateway.policy.stage_schema import Stages as Stages
 from gateway.policy.strict import Strict as Strict
 from gateway.policy.tls_schema import ServerTls, UpstreamTls
@@ -131,6 +135,20 @@ class Pool(Strict, frozen=True, kw_only=True):
     message_bytes_max: Annotated[
         int, Meta(ge=KIB, le=2**31 - 1, description="Largest message to or from a replica, bytes.")
     ] = 64 * MIB
+    in_flight_max: Annotated[
+        Annotated[int, Meta(ge=1, le=1_000_000)] | None,
+        Meta(
+            description="Calls that one replica may have in flight over all models and versions; they wait their turn "
+            "beyond it. Default: the sum of their slots."
+        ),
+    ] = None
+    memory_bytes: Annotated[
+        Annotated[int, Meta(ge=MIB, le=BYTES_MAX)] | None,
+        Meta(
+            description="What models and calls may take of one replica's memory, by the figures of each model's "
+            "`memory`; calls wait beyond it. Leave out what others take there. Default: not counted."
+        ),
+    ] = None
     transport: Annotated[
         Literal["http2", "grpcio"],
         Meta(
@@ -270,69 +288,6 @@ class Deadline(Strict, frozen=True, kw_only=True):
     ] = None
 
 
-class Limits(Strict, frozen=True, kw_only=True):
-    body_bytes_max: Annotated[
-        int, Meta(ge=1, le=2**31 - 1, description="Largest request body, bytes; beyond it 413.")
-    ] = 16 * MIB
-    json_bytes_max: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=2**31 - 1,
-            description="Largest JSON in a request over HTTP: the whole body where no tensor is binary. It is decoded "
-            "on the loop that serves everybody, about 0.2 s per MiB at the worst.",
-        ),
-    ] = 2 * MIB
-
-
-class AdaptiveLimit(Strict, frozen=True, kw_only=True):
-    adaptive: Annotated[
-        bool,
-        Meta(
-            description="true: the slots of a version follow what its replicas can take, between floor and cap: fewer "
-            "when calls time out or replicas refuse for load, more where more of them get more done. false: they stay "
-            "as `slots_per_replica` says."
-        ),
-    ] = True
-    floor_per_replica: Annotated[
-        Annotated[int, Meta(ge=1, le=65_536)] | None,
-        Meta(
-            description="Slots of one replica below which the limit never falls. Default: instances x max_batch_size "
-            "of the model's configuration, what fills the batches; at most `slots_per_replica`."
-        ),
-    ] = None
-    cap_per_replica: Annotated[
-        Annotated[int, Meta(ge=1, le=65_536)] | None,
-        Meta(
-            description="Slots of one replica above which the limit never rises. Default: `slots_per_replica` where "
-            "that is given, and for decoupled models the slots that they start with; else eight times what fills the "
-            "batches."
-        ),
-    ] = None
-
-
-class Admission(Strict, frozen=True, kw_only=True):
-    slots_per_replica: Annotated[
-        Annotated[int, Meta(ge=1, le=65_536)] | None,
-        Meta(
-            description="Calls that one replica may have in flight for one version. Default: twice instances x "
-            "max_batch_size of the model's configuration (one batch running, one filling). A stream holds its slot "
-            "until it ends: for a decoupled model write how many streams its backend serves side by side, which Triton "
-            "does not tell.",
-        ),
-    ] = None
-    queue_max: Annotated[
-        Annotated[int, Meta(ge=0, le=1_000_000)] | None,
-        Meta(
-            description="Calls that may wait for a slot, per version. Default: four times the slots of the pool, at "
-            "least 64.",
-        ),
-    ] = None
-    limit: Annotated[AdaptiveLimit, Meta(description="How the slots follow what the replicas can take.")] = (
-        AdaptiveLimit()
-    )
-
-
 class Hedging(Strict, frozen=True, kw_only=True):
     enabled: Annotated[
         bool,
@@ -441,6 +396,14 @@ class ModelPolicy(Strict, frozen=True, kw_only=True):
             "to 100. Default: the highest version that is ready."
         ),
     ] = None
+    work: Annotated[
+        Work | None,
+        Meta(description="How the work of a call is measured, in units of a usual call. Default: all calls are 1."),
+    ] = None
+    memory: Annotated[
+        ModelMemory,
+        Meta(description="What it takes of a replica's memory, for a pool with `memory_bytes`. Default: nothing."),
+    ] = ModelMemory()
     admission: Annotated[Admission, Meta(description="How many calls run and wait.")] = Admission()
     interactive: Annotated[
         bool, Meta(description="false: nobody waits for the answers; calls that name no class are `sheddable_plus`.")

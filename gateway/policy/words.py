@@ -8,11 +8,13 @@ from msgspec import inspect
 
 from gateway.policy.scalars import UNIT_NAMES, plain_number
 from gateway.policy.schema import HOST_PORT, HOST_PORT_OR_EMPTY, MODEL_NAME, POOL_NAME, VERSION
+from gateway.policy.size_schema import LANE_NAME
 
 PATTERNS: dict[str, tuple[str, str]] = {
     MODEL_NAME: ("a model's name, 1 to 255 characters", "write the name as Triton has it"),
     VERSION: ('a version in quotes, as in "1"', "versions are whole numbers from 1, without leading zeros"),
     POOL_NAME: ("a pool's name", "use lower-case letters, digits and inner dashes, at most 63 characters"),
+    LANE_NAME: ("a lane's name", "use lower-case letters, digits and dashes, a letter first, at most 31 characters"),
     HOST_PORT: ("`host:port`", "write as in `10.0.0.7:8001`"),
     HOST_PORT_OR_EMPTY: ("`host:port`, or empty", "write as in `10.0.0.7:8002`"),
 }

@@ -166,6 +166,8 @@ def each_ending_is_one_that_the_call_can_have(report: Report) -> Iterator[str]:
             expected = frozenset({Reason.UNKNOWN_VERSION.label, Reason.NO_REPLICA.label})
         policy = report.scenario.policies.models.get(plan.model)
         mandatory = policy is not None and policy.records.mandatory
+        if plan.kind == "too-many" and policy is not None and policy.limits.batch_max is not None:
+            expected = frozenset({Reason.TOO_LARGE.label, Reason.NO_REPLICA.label})
         if ending.status == Reason.RECORD_FULL.label and (not mandatory or plan.kind == "must"):
             yield f"{_name(plan)}: refused for want of a record, which its policy does not demand"
         elif ending.status == Reason.QUOTA.label and plan.kind not in {"must", "no-model"}:

@@ -98,12 +98,22 @@ def _calls(report: Report) -> Iterator[tuple[CallPlan, Call]]:
 
 
 def _queues(report: Report) -> Iterator[list[tuple[CallPlan, Call]]]:
-    """The calls of each model's version, where there is more than one class among them."""
-    queues: defaultdict[tuple[str, str], list[tuple[CallPlan, Call]]] = defaultdict(list)
+    """The calls of each queue, where there is more than one class among them. Each size lane of a model's version has a
+    queue of its own: a small call is meant to overtake a large one of a higher class, which has to wait for a replica
+    that is empty.
+    """
+    queues: defaultdict[tuple[str, str, int], list[tuple[CallPlan, Call]]] = defaultdict(list)
     for plan, call in _calls(report):
         if call.trail.version_routed and call.trail.routed_s:
-            queues[call.model, call.trail.version_routed].append((plan, call))
+            lane = 0 if call.pinned else _lane(report, call)
+            queues[call.model, call.trail.version_routed, lane].append((plan, call))
     return (calls for calls in queues.values() if len({call.criticality for _, call in calls}) > 1)
+
+
+def _lane(report: Report, call: Call) -> int:
+    policy = report.scenario.policies.models.get(call.model)
+    lanes = None if policy is None else policy.admission.lanes
+    return 0 if lanes is None else sum(call.work > each.work_above for each in lanes.larger)
 
 
 def _name(plan: CallPlan) -> str:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gateway.core.criticality import CLASS_NAMES
 from gateway.policy.classes import Classes
 from gateway.policy.identity_schema import IdentityPolicy
-from gateway.policy.schema import Admission, PolicySet
+from gateway.policy.schema import PolicySet
 from tests.simulation.batcher import ModelSpec
 from tests.simulation.plans import CallPlan, SessionPlan
 
@@ -62,7 +62,8 @@ class ClassPlans:
             elif kind != "none":
                 policy = replace(policy, **{kind: kind == "latency_critical"})
             if name == self.crowded.name:
-                few = Admission(slots_per_replica=draw.choice((1, 2)), queue_max=draw.choice((3, 12, None, None)))
+                slots, waiting = draw.choice((1, 2)), draw.choice((3, 12, None, None))
+                few = replace(policy.admission, slots_per_replica=slots, queue_max=waiting)
                 policy = replace(policy, admission=few)
             policies.models[name] = policy
         highest = draw.choice(("critical_plus", "critical_plus", *CLASS_NAMES[:3]))

@@ -27,6 +27,7 @@ from gateway.policy.keys import AnonymousAuthenticator
 from gateway.records.memory_store import MemoryStore
 from gateway.runtime.workers import InlineWorkers
 from gateway.wire.http2 import Http2Limits
+from tests.simulation.bounds import bounds_left
 from tests.simulation.codec_network import CodecWays
 from tests.simulation.quotas import LEASE, OtherGateway, SimulatedStore, shares_a_store
 from tests.simulation.report import Entry, Front, stream_key
@@ -83,6 +84,7 @@ class RealHouse:
                 tuning=EAGER,
             ),
         )
+        self.stack = self.assembly.stack
         self.front = Front(world.report, self.assembly.service)
         self.service: Service = self.front
         explainer = Explainer(chance.stream("edge.explain").getrandbits(256))
@@ -233,7 +235,7 @@ class RealHouse:
             for version, state in layer.statistics(now_s).items():
                 lanes = layer._desks[version].admission._room._lanes
                 steps = {replica: count for (replica, opens), count in lanes.items() if replica and not opens}
-                yield model, version, {**state, "steps_by_replica": steps}
+                yield model, version, {**state, "steps_by_replica": steps, "bound": layer._bounds is not None}
 
     def left_behind(self) -> list[str]:
         now_s = self.world.clock.now_s()
@@ -242,6 +244,7 @@ class RealHouse:
             for model, version, state in self.waiting_places()
             if state["in_flight"] or state["waiting"]
         ]
+        left += bounds_left(self.stack, now_s)
         http = self.http.statistics(now_s)
         if http["connections"] or http["calls"]:
             left.append(f"{http['connections']} HTTP connections with {http['calls']} calls")

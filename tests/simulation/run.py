@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from gateway.core.service import Service
 from gateway.edge.grpc_port import GrpcPort
 from gateway.runtime.chance import Chance
+from gateway.stack import Stack
 from tests.simulation.clients import Clients, clients_ways, without_streams
 from tests.simulation.codec_network import CodecWays
 from tests.simulation.loop import START_S, SimulationLoop, simulate
@@ -44,6 +45,12 @@ class House(Protocol):
     """The gateway under test, composed over the simulated faces."""
 
     service: Service
+
+    @property
+    def stack(self) -> Stack:
+        """The product's own layers."""
+        ...
+
     streams: StreamDoor | None
     """Where streams come in; None if this house has no such door."""
     grpc: GrpcPort | None

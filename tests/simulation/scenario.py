@@ -36,6 +36,7 @@ from gateway.policy.schema import (
     Warmup,
 )
 from tests.simulation.batcher import ModelSpec
+from tests.simulation.bounds import bound_tags, with_bounds
 from tests.simulation.class_plans import ClassPlans
 from tests.simulation.limit_checks import let_move
 from tests.simulation.plans import KEY_PARAMETER, CallPlan, Event, SequencePlan, SessionPlan, with_key
@@ -121,6 +122,7 @@ def scenario(seed: int, calls: int | None = None) -> Scenario:
     else:
         plans = [plan for plan in plans if plan.at_s < shutdown_s + AFTER_SHUTDOWN_S]
         tags.append("shutdown")
+    tags += bound_tags(seed)
     if dns:
         tags.append("dns")
     as_bytes, codecs = seed % 2 == 1, seed % 4 in (1, 2)
@@ -134,7 +136,7 @@ def scenario(seed: int, calls: int | None = None) -> Scenario:
     if shutdown_s is None:
         # Behind the others: a policy may leave a model one slot and no queue.
         drawn.recovery(calm_s + RECOVERY_S + 2.2)
-    policies = _policies(draw, seed, machines, plain, dns)
+    policies = with_bounds(_policies(draw, seed, machines, plain, dns), plain, seed, POOL)
     if not policies.fleet.quotas.limits_nothing():
         tags.append("quotas")
     # Not drawn either: of the pinned seeds none is 0 or 1 modulo 7.

@@ -26,6 +26,7 @@ from gateway.edge.grpc_port import GrpcPort
 from gateway.policy.keys import AnonymousAuthenticator
 from gateway.runtime.wheel import TimerWheel
 from gateway.stack import Stack, build_stack, quotas_of
+from tests.simulation.bounds import bounds_left
 from tests.simulation.limit_checks import places
 from tests.simulation.network import NetworkClient
 from tests.simulation.report import Front, Sink
@@ -200,11 +201,11 @@ class SmallHouse:
             for version, state in layer.statistics(now_s).items():
                 lanes = layer._desks[version].admission._room._lanes
                 steps = {replica: count for (replica, opens), count in lanes.items() if replica and not opens}
-                yield model, version, {**state, "steps_by_replica": steps}
+                yield model, version, {**state, "steps_by_replica": steps, "bound": layer._bounds is not None}
 
     def left_behind(self) -> list[str]:
         return [
             f"{model} {version}: {state['in_flight']} permits, {state['waiting']} waiting"
             for model, version, state in self.waiting_places()
             if state["in_flight"] or state["waiting"]
-        ]
+        ] + list(bounds_left(self.stack, self.world.clock.now_s()))

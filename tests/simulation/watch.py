@@ -10,6 +10,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.fleet.model_record import HELD_MAX_S
 from tests.simulation import limit_checks
+from tests.simulation.bounds import BoundWatch, waits_in_vain
 from tests.simulation.codec_network import CodecStream
 from tests.simulation.network_stream import NetworkStream
 from tests.simulation.report import Told
@@ -34,11 +35,12 @@ class Watch:
         self._house = house
         self._specs = {spec.name: spec for spec in world.scenario.specs}
         self._out: Counter[Key] = Counter()
-        self._streaming: dict[int, Key] = {}
+        self._streaming: dict[int, tuple[Key, float]] = {}
         """Calls that are out on an upstream stream: they hold their slot until their reply is closed."""
         self._left: Counter[bytes] = Counter()
         """Of each question, sends that were left to run out, and still do."""
         self._quiet = 0
+        self._bounds = BoundWatch(world.scenario.policies, world.report.violate)
 
     def begin(self, machine: str, message: bytes) -> object:
         world = self._world
@@ -52,6 +54,7 @@ class Watch:
         world.trace.add("send", name, *key)
         report.sends[question] += 1
         self._out[key] += 1
+        weight = self._bounds.begin(key, request, name)
         slots = self._house.slots(*key)
         if slots is not None and self._out[key] > slots:
             report.violate(f"{name}: {self._out[key]} calls in flight on {' '.join(key)}, which has {slots} slots")
@@ -62,8 +65,8 @@ class Watch:
                 f"it should have been noticed within {world.scenario.detection_s:.3f} s"
             )
         if number in report.by_stream:
-            self._streaming[number] = key
-        return key, question, number
+            self._streaming[number] = key, weight
+        return key, question, number, weight
 
     def limited(self, message: bytes, limit_s: float) -> None:
         """A single inference is about to leave, with so much time."""
@@ -80,9 +83,11 @@ class Watch:
 
     def call_ended(self, number: int) -> None:
         """The stack has done with a call."""
-        key = self._streaming.pop(number, None)
-        if key is not None:
+        streamed = self._streaming.pop(number, None)
+        if streamed is not None:
+            key, weight = streamed
             self._out[key] -= 1
+            self._bounds.end(key, weight)
 
     def call_finished(self, number: int) -> None:
         """A reply says that the replica is done with the call."""
@@ -103,8 +108,9 @@ class Watch:
 
     def end(self, token: object) -> None:
         if isinstance(token, tuple):
-            key, question, _ = token
+            key, question, _, weight = token
             self._out[key] -= 1
+            self._bounds.end(key, weight)
             if question not in self._left:
                 self._world.report.out_until_s[question] = self._world.loop.time()
             else:
@@ -114,7 +120,7 @@ class Watch:
     def left(self, token: object) -> None:
         """Its slot is held on, for the replica works on it; it is not cancelled, because too many are."""
         if isinstance(token, tuple):
-            _, question, _ = token
+            question = token[1]
             self._left[question] += 1
             self._world.report.out_until_s[question] = self._world.loop.time()
 
@@ -136,6 +142,8 @@ class Watch:
             for text in limit_checks.faults(policy, spec, state):
                 self._world.report.violate(f"{model} {version}: {text}")
             waiting -= state["waiting_pinned"]
+            if state["bound"]:
+                continue  # a free slot is not for everybody: `waits_in_vain` knows
             if waiting and in_flight < state["limit"] and self._has_free_slot(model, version, state):
                 self._world.report.violate(f"{model} {version}: {waiting} calls wait although a slot is free")
             for replica, count in state["steps_by_replica"].items():
@@ -143,7 +151,7 @@ class Watch:
                 if slots is not None and state["in_flight_by_replica"].get(replica, 0) < slots:
                     text = f"{count} steps of sequences wait for {replica}, where a slot is free"
                     self._world.report.violate(f"{model} {version}: {text}")
-        for text in self._house.stuck_steps():
+        for text in (*self._house.stuck_steps(), *waits_in_vain(self._house.stack)):
             self._world.report.violate(text)
         for stream in self._streams():
             self._nobody_left(stream)

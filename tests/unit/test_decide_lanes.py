@@ -443,3 +443,57 @@ def test_one_large_call_in_a_hundred_leaves_the_p99_of_the_rest_within_its_numbe
     lanes = small_p99(large=0.01, lanes=True, seed=1)
     assert mixed > 2 * alone, f"{mixed:.2f} against {alone:.2f}: the model shows no trouble"
     assert lanes <= 1.3 * alone, f"{lanes:.2f} against {alone:.2f}"
+
+
+# --- replicas that get no calls ---------------------------------------------------------------------------------------
+
+
+def test_a_barred_replica_is_not_kept_and_is_let_go_if_it_was() -> None:
+    subject = apart({"a": 4, "b": 4, "c": 4})
+    fill(subject, 0, "b", "c", "c")
+    subject.bar(["a"])
+    subject.stand(1, 1)
+    assert [subject.may_run(0, replica) for replica in "abc"] == ["ok", "kept", "ok"]
+    subject.bar(["b"])
+    assert [subject.may_run(0, replica) for replica in "abc"] == ["kept", "ok", "ok"]
+
+
+def test_where_all_are_barred_none_is() -> None:
+    subject = apart({"a": 4, "b": 4})
+    subject.bar(["a", "b"])
+    fill(subject, 0, "a", "b")
+    subject.stand(1, 1)
+    assert sorted(subject.may_run(0, replica) for replica in "ab") == ["kept", "ok"]
+
+
+def test_with_one_replica_left_both_kinds_take_turns_on_it() -> None:
+    subject = apart({"a": 2, "b": 2})
+    subject.bar(["b"])
+    subject.stand(0, 5)
+    subject.stand(1, 5)
+    subject.take(1, "a")
+    subject.stand(1, 4)
+    subject.give_back(1, "a")
+    assert subject.may_run(1, "a") == "kept"
+    assert subject.may_run(0, "a") == "ok"
+
+
+def test_to_stand_is_to_wait_or_leave_at_once() -> None:
+    one, other = apart({"a": 2, "b": 2}), apart({"a": 2, "b": 2})
+    for subject in (one, other):
+        fill(subject, 0, "a", "b")
+    assert not one.stand(1, 3)
+    for _ in range(3):
+        other.wait(1)
+    assert one.statistics(0.0) == other.statistics(0.0)
+    assert one.stand(1, 0)
+    for _ in range(3):
+        other.leave(1)
+    assert one.statistics(0.0) == other.statistics(0.0)
+
+
+def test_a_large_lane_has_the_work_of_its_replicas() -> None:
+    subject = apart({f"r{n}": 8 for n in range(20)})
+    assert [subject.slots_of(lane) for lane in (0, 1)] == [160, 16]
+    assert by_slots({"a": 8}).slots_of(1) == 8
+    assert apart({}).slots_of(1) == 0

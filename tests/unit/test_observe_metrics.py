@@ -36,8 +36,10 @@ from gateway.observe.readings import (
     file_readings,
     fleet_readings,
     job_readings,
+    lane_readings,
     quota_readings,
     sequence_readings,
+    shared_readings,
     stage_readings,
     store_readings,
     upstream_readings,
@@ -308,6 +310,11 @@ def fill(of: Metrics) -> bool:
     ]
     upstream = dict.fromkeys(names, 1.0)
     of.add_source("upstream", lambda _: upstream_readings([("default", "default/10.0.0.1:8001", upstream)], of))
+    lanes = {"small": {"in_flight": 2, "waiting": 0}, "large": {"in_flight": 1, "waiting": 3}}
+    of.add_source("lanes", lambda _: lane_readings([("fraud", lanes), ("fraud", lanes)], of))
+    memory = {"default/10.0.0.1:8001": {"limit_bytes": 100, "fixed_bytes": 10, "in_flight_bytes": 5}}
+    shared = {"in_flight": {"default/10.0.0.1:8001": 2}, "memory": memory}
+    of.add_source("shared", lambda _: shared_readings([("default", shared)], of))
     of.add_source("jobs", lambda _: job_readings({"scrape:10.0.0.1:8002": 2, "records-flush": 1}))
 
     def rest(_: float) -> Iterable[Reading]:
@@ -547,3 +554,19 @@ def test_a_call_routed_before_its_body_came_spends_no_time_on_routing() -> None:
 
 def test_the_manual_is_the_table() -> None:
     assert (DOCS / "metrics.md").read_text() == page()
+
+
+def test_lanes_and_shared_bounds_are_added_up() -> None:
+    of = metrics()
+    lanes = {"small": {"in_flight": 2, "waiting": 0}, "large": {"in_flight": 1, "waiting": 3}}
+    shown = {name + "/" + values[-1]: value for name, values, value in lane_readings([("fraud", lanes)] * 2, of)}
+    assert shown == {
+        "sluice_lane_calls_in_flight/small": 4,
+        "sluice_lane_calls_queued/small": 0,
+        "sluice_lane_calls_in_flight/large": 2,
+        "sluice_lane_calls_queued/large": 6,
+    }
+    account = {"limit_bytes": 100, "fixed_bytes": 10, "in_flight_bytes": 5}
+    told = {"in_flight": {"default/a": 2}, "memory": {"default/a": account}}
+    assert [value for _, _, value in shared_readings([("default", told)], of)] == [2, 15, 100]
+    assert list(shared_readings([("default", {"in_flight": {}, "memory": {}})], of)) == []

@@ -330,6 +330,61 @@ CASES = {
     "promise above the maximum": changed(
         "p99_ms: 50", "p99_ms: 40000", (3, 21, "longer than `deadline.max_ms` (30000)")
     ),
+    # Sizes.
+    "no rows at all": model("limits: {batch_max: 0}\n", (6, 21, "limits.batch_max: 0 is out of range")),
+    "length of nothing limited": model("limits: {input_length_of: ids}\n", (6, 27, "no `input_length_max` limits it")),
+    "work by what": model("work: {by: rows}\n", (6, 12, "`rows` is not known; allowed: batch, bytes, elements")),
+    "work without a measure": model("work: {unit: 3}\n", (6, 7, "work: the key `by` is missing")),
+    "parameter without a name": model("work: {by: parameter}\n", (6, 12, "does not say which")),
+    "parameter of an input": model(
+        "work: {by: parameter, parameter: w, input: x}\n", (6, 44, "not of an input; remove `input`")
+    ),
+    "parameter not asked for": model("work: {by: batch, parameter: w}\n", (6, 30, "no parameter is looked at")),
+    "value of no input": model("work: {by: value}\n", (6, 12, "does not say of which input")),
+    "unit of nothing": model("work: {by: batch, unit: 0}\n", (6, 25, "work.unit: 0 is out of range")),
+    "default above most": model(
+        "work: {by: batch, default: 9, max: 3}\n", (6, 28, "`default` (9) is more than `max` (3)")
+    ),
+    "lanes without work": model(
+        "admission: {lanes: {larger: [{name: large, work_above: 3}]}}\n", (6, 20, "all calls count as 1 without `work`")
+    ),
+    "no lanes": model("work: {by: batch}\nadmission: {lanes: {larger: []}}\n", (7, 29, "admission.lanes.larger")),
+    "lanes out of order": model(
+        "work: {by: batch}\nadmission: {lanes: {larger: [{name: a, work_above: 3}, {name: b, work_above: 3}]}}\n",
+        (7, 78, "3 is not above the lane before it (3)"),
+    ),
+    "lanes of one name": model(
+        "work: {by: batch}\nadmission: {lanes: {larger: [{name: a, work_above: 3}, {name: a, work_above: 4}]}}\n",
+        (7, 63, "two lanes are named `a`"),
+    ),
+    "a lane that is called small": model(
+        "work: {by: batch}\nadmission: {lanes: {larger: [{name: small, work_above: 3}]}}\n",
+        (7, 37, "`small` is the first lane's name"),
+    ),
+    "a lane's name": model(
+        "work: {by: batch}\nadmission: {lanes: {larger: [{name: Large, work_above: 3}]}}\n",
+        (7, 37, "admission.lanes.larger[0].name"),
+    ),
+    "a share of more than half": model(
+        "work: {by: batch}\nadmission: {lanes: {larger: [{name: a, work_above: 3, share: 0.7}]}}\n",
+        (7, 62, "share: 0.7 is out of range"),
+    ),
+    "a lane that nothing reaches": model(
+        "work: {by: batch, max: 3}\nadmission: {lanes: {larger: [{name: a, work_above: 3}]}}\n",
+        (7, 52, "no call counts as more than 3"),
+    ),
+    "memory that nobody counts": model(
+        "memory: {fixed_bytes: 3}\n", (6, 9, "pool `cpu` has no `memory_bytes` in fleet.yaml")
+    ),
+    "memory of less than nothing": model("memory: {bytes_per_unit: -1}\n", (6, 26, "memory.bytes_per_unit")),
+    "a ceiling of nothing": pool(
+        "    replicas: {static: [{grpc: 'h:1', http: 'h:2'}]}\n    in_flight_max: 0\n",
+        (4, 20, "pools.cpu.in_flight_max: 0 is out of range"),
+    ),
+    "memory of a few bytes": pool(
+        "    replicas: {static: [{grpc: 'h:1', http: 'h:2'}]}\n    memory_bytes: 1000\n",
+        (4, 19, "pools.cpu.memory_bytes: 1000 is out of range"),
+    ),
     # Not available yet.
     "stages beyond the default deadline": model(
         "deadline: {default_ms: 100, stages: {ingress_ms: 40, inference_ms: 61.5}}\n",
@@ -361,7 +416,6 @@ CASES = {
     "a later key at another depth": model(
         "deadline: {coalesce: 3, max_ms: 100}\n", (6, 12, "deadline.coalesce: not available yet")
     ),
-    "batch_max": model("limits: {batch_max: 3}\n", (6, 10, "limits.batch_max: not available yet")),
     "cost": changed(
         "{p99_ms: 50}", "{p99_ms: 50, cost_per_1k: 1}", (3, 25, "objective.cost_per_1k: not available yet")
     ),
@@ -452,3 +506,13 @@ def test_a_bad_file_is_refused_with_place_and_remedy(name: str, tmp_path: Path) 
 
 def test_the_table_is_long_enough_to_mean_something() -> None:
     assert len(CASES) >= 80
+
+
+def test_a_usual_call_must_fit_beside_its_model(tmp_path: Path) -> None:
+    fleet_text = FLEET.replace("    replicas:", "    memory_bytes: 2000000\n    replicas:", 1)
+    assert fleet_text != FLEET
+    write(tmp_path, fleet=fleet_text, model=MODEL + "memory: {fixed_bytes: 1500000, bytes_per_unit: 500000}\n")
+    assert not problems_of(tmp_path)
+    write(tmp_path, fleet=fleet_text, model=MODEL + "memory: {fixed_bytes: 1500000, bytes_per_unit: 500001}\n")
+    (problem,) = problems_of(tmp_path)
+    assert "a usual call needs 2000001 bytes with the model, and pool `cpu` has 2000000" in str(problem)

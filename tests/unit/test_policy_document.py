@@ -85,7 +85,7 @@ def test_every_later_key_of_the_fleet_is_refused_by_name(key: str) -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        "freshness_s", "limits.batch_max", "limits.input_length_max", "features", "cache", "breaker",
+        "freshness_s", "features", "cache", "breaker",
         "alias", "aliases", "cohorts", "override", "x-sluice-version", "manifest", "rollout", "shadow", "canary",
         "objective.cost_per_1k", "quotas", "scale",
     ],

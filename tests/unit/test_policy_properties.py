@@ -31,9 +31,8 @@ def _full(value: Any) -> Any:
 
 
 REPLICA = {"grpc": "10.0.0.7:8001", "http": "10.0.0.7:8000", "metrics": "10.0.0.7:8002"}
-FLEET_DATA: dict[str, Any] = _full(
-    msgspec.to_builtins(msgspec.convert({"pools": {"cpu": {"replicas": {"static": [REPLICA]}}}}, FleetPolicy))
-)
+POOLS = {"pools": {"cpu": {"replicas": {"static": [REPLICA]}, "memory_bytes": 2_000_000, "in_flight_max": 64}}}
+FLEET_DATA: dict[str, Any] = _full(msgspec.to_builtins(msgspec.convert(POOLS, FleetPolicy)))
 MODEL_DATA: dict[str, Any] = _full(
     msgspec.to_builtins(
         msgspec.convert(
@@ -46,6 +45,9 @@ MODEL_DATA: dict[str, Any] = _full(
                 "deadline": {"default_ms": 500},
                 "versions": ["1", "2"],
                 "split": {"1": 5, "2": 95},
+                "limits": {"batch_max": 8, "input_length_max": 512},
+                "work": {"by": "elements", "input": "ids"},
+                "memory": {"fixed_bytes": 1000, "bytes_per_unit": 10},
                 "admission": {"slots_per_replica": 8, "queue_max": 32},
             },
             ModelPolicy,

@@ -55,8 +55,8 @@ def test_a_second_attempt_on_the_same_replica_is_found(
 ) -> None:
     planted, sound = kind, AdmissionDesk.another
 
-    def forgetful(self: AdmissionDesk, kind: Kind, tried: tuple[str, ...]) -> Permit | None:
-        return sound(self, kind, () if kind == planted else tried)
+    def forgetful(self: AdmissionDesk, kind: Kind, tried: tuple[str, ...], work: float = 1.0) -> Permit | None:
+        return sound(self, kind, () if kind == planted else tried, work)
 
     monkeypatch.setattr(AdmissionDesk, "another", forgetful)
     assert finds("sent twice to one replica", seeds, SmallHouse)
