@@ -11,13 +11,13 @@ from gateway.decide.quota_table import Held, Quotas
 from tests.simulation.scenario import scenario
 from tests.unit.simulation_findings import finds, verdict
 
-LIMITED = range(1, 120, 7)
-SHARED = [seed for seed in LIMITED if seed % 21 != 8]
-ALONE = [seed for seed in LIMITED if seed % 21 == 8]
+LIMITED = range(8, 190, 11)
+SHARED = [seed for seed in LIMITED if seed % 33 != 8]
+ALONE = [seed for seed in LIMITED if seed % 33 == 8]
 
 
 def test_only_these_seeds_have_quotas() -> None:
-    assert [seed for seed in range(120) if "quotas" in scenario(seed).tags] == list(LIMITED)
+    assert [seed for seed in range(190) if "quotas" in scenario(seed).tags] == list(LIMITED)
 
 
 def test_houses_with_a_shared_store_well_and_ill_and_without_one_pass_every_check() -> None:
