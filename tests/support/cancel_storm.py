@@ -160,7 +160,7 @@ class _World:
         self.trace = Trace(loop.time)
         self.network = Network(loop, str(storm.seed), self.trace)
         self.scenario = SimpleNamespace(seed=storm.seed, lateness_s=0.0)
-        self.report = SimpleNamespace(violate=self.outcomes.violations.append)
+        self.report = SimpleNamespace(violate=self.outcomes.violations.append, cancels_made_s={})
         self.servers = {
             address: Mortal(address.partition(":")[0], (SPEC,), loop, str(storm.seed), self.trace)
             for address in (f"10.0.0.{number + 1}:8001" for number in range(storm.replicas))
