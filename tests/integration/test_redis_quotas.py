@@ -104,6 +104,7 @@ async def test_it_is_asked_in_one_go_and_forgets_what_says_nothing_any_more(shar
     answers = await store.lease("g", [question(limits, Ask(1, 10, 0.0, 9, 0), tenant=name) for name in "ab"])
     assert answers == [Grant(10, 7), Grant(10, 7)]
     (again,) = await store.lease("h", [question(limits, Ask(1, 10, 990.0, 9, 0))])
+    assert again is not None
     assert again.slots == 0
     assert again.tokens <= 1000 * (CLOCK.now_s() - began_s) + 1, "what has flowed in meanwhile, and no more"
     ttl_ms = int(shared.say("PTTL", key_of("a", ""))[1:])
