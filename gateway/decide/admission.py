@@ -206,8 +206,7 @@ class Admission:
         elif self._room.waiting > self._room.waiting_pinned:
             replica = None
         else:
-            brief = now_s + max(pace.need_s, ticket.least_s) > ticket.deadline_s
-            replica = self.balance.pick(self._in_flight, now_s, brief=brief, key=ticket.key)
+            replica = self._pick(ticket, pace.need_s, now_s)
         if replica is not None:
             if not pinned and not self._in_time(replica, ticket.deadline_s, now_s):
                 self._refused["infeasible"] += 1
@@ -221,6 +220,18 @@ class Admission:
         if offered.why != "waits":
             return Refused(offered.why, offered.wait_s)
         return Queued(ahead - (offered.pushed_out is not None))
+
+    def _pick(self, ticket: Ticket, need_s: float, now_s: float) -> str | None:
+        """Where a call goes that nobody waits before; it may be one where it would not be answered in time."""
+        in_flight, deadline_s = self._in_flight, ticket.deadline_s
+        if now_s + max(need_s, ticket.least_s) <= deadline_s:
+            return self.balance.pick(in_flight, now_s, key=ticket.key)
+        replica = self.balance.pick(in_flight, now_s, brief=True, key=ticket.key)
+        if replica is None or not self._in_time(replica, deadline_s, now_s):
+            # It would be refused: so it may as well be the one to prove a replica with. Where those that are not in
+            # doubt are so slow that every call has too little time, no other call would ever do it.
+            replica = self.balance.pick(in_flight, now_s, key=ticket.key) or replica
+        return replica
 
     def drain_s(self, now_s: float) -> float:
         """How long those who wait take, by estimate."""

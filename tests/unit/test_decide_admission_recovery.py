@@ -1,0 +1,57 @@
+"""Admission: how calls come back to replicas, and estimates to the truth, after bad times."""
+
+from __future__ import annotations
+
+from gateway.core.call import Attempt
+from gateway.core.outcome import Outcome
+from gateway.core.snapshot import Candidate
+from gateway.decide.ticket import Ticket
+from tests.support.admission import Desk, replica_of, waits
+
+A, B = "gpu/a", "gpu/b"
+
+
+def ended(desk: Desk, ticket: Ticket, took_s: float, outcome: Outcome = Outcome.OK) -> list[Ticket]:
+    """The call of a ticket ends now; it was sent `took_s` ago."""
+    assert ticket.permit is not None
+    ticket.permit.attempt = attempt = Attempt(ticket.permit.replica, desk.now_s - took_s)
+    attempt.outcome, attempt.ended_s = outcome, desk.now_s
+    return desk.end(ticket)
+
+
+def standing(desk: Desk, replica: str) -> object:
+    return desk.admission.statistics(desk.now_s)["ejection"]["by_replica"][replica]["standing"]
+
+
+def test_a_replica_is_proven_though_all_calls_have_too_little_time_for_the_others() -> None:
+    """The one that is not ejected has become so slow that every call runs out of time there. The ejected one is well
+    again, and only calls can find that out.
+    """
+    desk = Desk(Candidate(A, 8), Candidate(B, 8))
+    running = [desk.ask() for _ in range(16)]
+    desk.now_s = 0.1
+    for ticket in running:
+        desk.now_s += 0.001
+        ended(desk, ticket, 0.01, Outcome.BROKEN if replica_of(ticket) == B else Outcome.OK)
+    assert standing(desk, B) == "ejected"
+    for _ in range(200):
+        ticket = desk.ask()
+        assert replica_of(ticket) == A
+        desk.now_s += 0.0001
+        ended(desk, ticket, 0.4, Outcome.EXPIRED)
+    desk.now_s += 0.3  # estimates are read anew
+    sent: list[tuple[float, Ticket]] = []
+    for _ in range(400):  # four seconds: the first pause is well over
+        desk.now_s = round(desk.now_s + 0.01, 6)
+        decided = []
+        for at_s, ticket in tuple(sent):
+            took_s = desk.now_s - at_s
+            if replica_of(ticket) == B or took_s >= 0.4:
+                sent.remove((at_s, ticket))
+                decided += ended(desk, ticket, took_s, Outcome.OK if replica_of(ticket) == B else Outcome.EXPIRED)
+        ticket = desk.ask(deadline_s=desk.now_s + 0.35)
+        assert not waits(ticket), "there is a free slot"
+        sent += [(desk.now_s, each) for each in (*decided, ticket) if each.permit is not None]
+        if standing(desk, B) == "slow_start":
+            break
+    assert standing(desk, B) == "slow_start"
