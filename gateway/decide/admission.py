@@ -191,6 +191,8 @@ class Admission:
         if not self.candidates or (pinned and pinned not in self._slots):
             self._refused["no_replica"] += 1
             return Refused("no_replica")
+        if self.cohorts.cursor != _ALL:
+            self._tell_cohorts(now_s)
         if not pinned and not self.cohorts.admits(ticket.level, now_s):
             self._refused["cohort"] += 1
             return Refused("cohort", self.drain_s(now_s))
@@ -415,8 +417,15 @@ class Admission:
                     pass
         for refusal in refused:
             self._refuse(refusal.ticket, refusal.why)
-        self.cohorts.overloaded(room.overloaded(now_s), now_s, room.settle_s())
+        self._tell_cohorts(now_s)
         self._look_around()
+
+    def _tell_cohorts(self, now_s: float) -> None:
+        """Also where a call may be turned away for what they know: while nobody is served nobody else tells them that
+        the queue has gone.
+        """
+        room = self._room
+        self.cohorts.overloaded(room.overloaded(now_s), now_s, room.settle_s())
 
     def _pop(self, replica: str, now_s: float, pace: Pace, refused: list[Refusal[Ticket]]) -> bool:
         """A slot on `replica` is free: whether somebody got it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.core.call import Attempt
 from gateway.core.outcome import Outcome
 from gateway.core.snapshot import Candidate
+from gateway.decide.cohorts import LEVELS
 from gateway.decide.ticket import Ticket
 from tests.support.admission import Desk, replica_of, waits
 
@@ -55,3 +56,22 @@ def test_a_replica_is_proven_though_all_calls_have_too_little_time_for_the_other
         if standing(desk, B) == "slow_start":
             break
     assert standing(desk, B) == "slow_start"
+
+
+def test_where_nobody_waits_any_more_all_classes_are_let_in_soon() -> None:
+    """A batch takes seconds, so that the guard's word would be good for a minute; those whom the cursor lets in are
+    gone, and nobody is left whose end would tell it of that.
+    """
+    desk = Desk(Candidate(A, 4))
+    cohorts = desk.admission.cohorts
+    assert cohorts.admits(0, desk.now_s)
+    cohorts.cursor = 200
+    cohorts.overloaded(True, desk.now_s, settle_s=60.0)
+    lowest = LEVELS - 1
+    assert desk.ask(level=lowest).why == "cohort"
+    for _ in range(4 * 3):
+        desk.now_s += 0.25
+        ticket = desk.ask(level=lowest)
+        if ticket.permit is not None:
+            break
+    assert ticket.permit is not None, "within three seconds"
