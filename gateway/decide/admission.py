@@ -204,7 +204,7 @@ class Admission:
         self._expire(now_s)
         replica: str | None
         if pinned:
-            replica = pinned if self._free(pinned) and self._may_open(ticket) else None
+            replica = pinned if self._may_go_home(ticket) else None
         elif self._room.waiting > self._room.waiting_pinned:
             replica = None
         else:
@@ -243,8 +243,9 @@ class Admission:
     def _free(self, replica: str) -> bool:
         return self._in_flight.get(replica, 0) < self._slots.get(replica, 0)
 
-    def _may_open(self, ticket: Ticket) -> bool:
-        return not ticket.opens or self._room_to_open(ticket.pinned)
+    def _may_go_home(self, ticket: Ticket) -> bool:
+        """Whether a pinned call may start at once."""
+        return self._free(ticket.pinned) and (not ticket.opens or self._room_to_open(ticket.pinned))
 
     def _room_to_open(self, replica: str) -> bool:
         return self._opening.get(replica, 0) < max(1, self._slots.get(replica, 0) // 2)
