@@ -197,10 +197,12 @@ class Admission:
             self._refused["cohort"] += 1
             return Refused("cohort", self.drain_s(now_s))
         pace = self.pacer.pace_of(self._slots[pinned], now_s) if pinned else self.pacer.pace(self.limit, now_s)
-        ticket.cost_s = ticket.least_s = pace.batch_s * ticket.work
+        ticket.cost_s = pace.batch_s * ticket.work
+        # The mean has the stragglers in it, which what a call needs leaves out.
+        ticket.least_s = min(pace.batch_s, pace.need_s)
         if ticket.work > 1.0:
             fills = sum(self._slots.values()) / (ROUNDS * self.ready)
-            ticket.least_s = pace.batch_s * rounds(ticket.work, fills)
+            ticket.least_s *= rounds(ticket.work, fills)
         self._expire(now_s)
         replica: str | None
         if pinned:

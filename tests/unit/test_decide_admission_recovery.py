@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gateway.core.call import Attempt
 from gateway.core.outcome import Outcome
 from gateway.core.snapshot import Candidate
@@ -75,3 +77,22 @@ def test_where_nobody_waits_any_more_all_classes_are_let_in_soon() -> None:
         if ticket.permit is not None:
             break
     assert ticket.permit is not None, "within three seconds"
+
+
+def test_stragglers_make_waits_longer_and_not_what_a_call_needs() -> None:
+    desk = Desk(Candidate(A, 1))
+    for number in range(88):
+        ticket = desk.ask()
+        took_s = 5.0 if number % 11 == 0 else 0.1
+        desk.now_s += 0.1
+        ended(desk, ticket, took_s)
+    desk.now_s += 1.0
+    pace = desk.admission.pacer.statistics(desk.now_s)
+    assert pace["need_s"] == pytest.approx(0.2, rel=0.05)
+    assert pace["round_s"] > 0.4
+    running = desk.ask()
+    waiting = desk.ask(deadline_s=desk.now_s + 1.0)
+    assert waits(waiting)
+    desk.now_s += 0.7
+    assert ended(desk, running, 0.7) == [waiting]
+    assert waiting.why is None, "nine in ten are answered in the time that it has left"
