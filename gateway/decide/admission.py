@@ -315,7 +315,7 @@ class Admission:
                     self.pacer.fold()
             else:
                 self._picker.observe(replica, _RECORD, duration_s, now_s, count)
-                self.pacer.answered(duration_s, count, self._slots.get(replica, 1), now_s)
+                self.pacer.answered(duration_s, count, self._slots.get(replica, count), now_s)
             if not self._counted(replica, duration_s, now_s):
                 self._ejection.note(replica, _SUCCESS, duration_s, now_s)
             if self.failing:
@@ -342,7 +342,7 @@ class Admission:
         if special.kind == "primary":  # of the others, only those that were slow are known
             duration_s = (attempt.answered_s or attempt.ended_s) - attempt.started_s
             if outcome is _OK:
-                slots = self._slots.get(permit.replica, 1)
+                slots = self._slots.get(replica, permit.in_flight)  # it has left: at least so many
                 self.pacer.answered(duration_s, permit.in_flight, slots, now_s, special.work)
             elif TEACHINGS[outcome].hedge is _LOWER_BOUND:
                 self.pacer.cut_short(duration_s, now_s)

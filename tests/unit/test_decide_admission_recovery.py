@@ -96,3 +96,18 @@ def test_stragglers_make_waits_longer_and_not_what_a_call_needs() -> None:
     desk.now_s += 0.7
     assert ended(desk, running, 0.7) == [waiting]
     assert waiting.why is None, "nine in ten are answered in the time that it has left"
+
+
+@pytest.mark.parametrize("work", [1.0, 0.5])
+def test_calls_of_a_replica_that_has_left_do_not_make_the_others_look_quick(work: float) -> None:
+    """How many slots it had is forgotten; that each of its calls was the only round of one slot is no good guess."""
+    desk = Desk(Candidate(A, 64))
+    left = [desk.ask(work=work) for _ in range(64)]
+    desk.update((Candidate(B, 64),))
+    desk.end(desk.ask())
+    desk.now_s = 0.2
+    for ticket in left:
+        ended(desk, ticket, 0.2)
+    desk.now_s += 1.0
+    desk.admission.drain_s(desk.now_s)
+    assert 0.1 <= desk.admission.pacer.statistics(desk.now_s)["round_s"] <= 0.2
