@@ -274,11 +274,12 @@ def test_a_large_step_is_not_passed_by_small_ones_that_come_later() -> None:
     hurried = Ticket(pool.now_s, FAR_S - 1, work=2.0, pinned="x")
     assert isinstance(member.offer(first, pool.now_s), Granted)
     assert isinstance(member.offer(large, pool.now_s), Queued)
-    member.stirred = False
-    assert isinstance(member.offer(late, pool.now_s), Queued)
-    assert not member.stirred
-    assert isinstance(member.offer(hurried, pool.now_s), Queued)
-    assert member.stirred, "its turn is before theirs, and it may fit"
+    stirs = []
+    for ticket in (late, hurried):
+        member.stirred = False
+        assert isinstance(member.offer(ticket, pool.now_s), Queued)
+        stirs.append(member.stirred)
+    assert stirs == [False, True], "the turn of the last is before theirs, and it may fit"
     member.look(pool.now_s)
     assert member.decided == [hurried]
 
