@@ -232,9 +232,13 @@ class Admission:
             return self.balance.pick(in_flight, now_s, key=ticket.key)
         replica = self.balance.pick(in_flight, now_s, brief=True, key=ticket.key)
         if replica is None or not self._in_time(replica, deadline_s, now_s):
-            # It would be refused: so it may as well be the one to prove a replica with. Where those that are not in
-            # doubt are so slow that every call has too little time, no other call would ever do it.
-            replica = self.balance.pick(in_flight, now_s, key=ticket.key) or replica
+            # It would be refused: so it may as well be the one to prove a replica with, or go to one that is idle and
+            # not its key's home. Where all calls have too little time for the others, no other call would ever do it.
+            other = self.balance.pick(in_flight, now_s)
+            if other is not None and other != replica and self._in_time(other, deadline_s, now_s):
+                if ticket.key is not None and self.balance.affinity is not None:
+                    self.balance.affinity.lend()
+                return other
         return replica
 
     def drain_s(self, now_s: float) -> float:

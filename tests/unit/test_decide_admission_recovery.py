@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from gateway.core.call import Attempt
 from gateway.core.outcome import Outcome
 from gateway.core.snapshot import Candidate
+from gateway.decide.admission import Admission
+from gateway.decide.affinity import AffinitySettings
+from gateway.decide.balance import BalanceSettings
 from gateway.decide.cohorts import LEVELS
 from gateway.decide.ticket import Ticket
+from gateway.decide.tuning import Tuning
 from tests.support.admission import Desk, replica_of, waits
 
 A, B = "gpu/a", "gpu/b"
@@ -111,3 +117,20 @@ def test_calls_of_a_replica_that_has_left_do_not_make_the_others_look_quick(work
     desk.now_s += 1.0
     desk.admission.drain_s(desk.now_s)
     assert 0.1 <= desk.admission.pacer.statistics(desk.now_s)["round_s"] <= 0.2
+
+
+def test_a_key_is_no_reason_to_refuse_a_call_beside_an_idle_replica() -> None:
+    desk = Desk()
+    settings = BalanceSettings(affinity=AffinitySettings())
+    desk.admission = admission = Admission(random.Random(1), tuning=Tuning(settings))
+    desk.update((Candidate(A, 4), Candidate(B, 4)))
+    for _ in range(60):
+        ticket = desk.ask()
+        desk.now_s += 0.1
+        ended(desk, ticket, 0.1)
+    desk.now_s += 1.0
+    at_home, hurried, late = (desk.ask(key="k", deadline_s=desk.now_s + time_s) for time_s in (1.0, 0.05, 0.05))
+    assert {replica_of(at_home), replica_of(hurried)} == {A, B}
+    assert admission.balance.affinity is not None
+    assert admission.balance.affinity.counts["lent"] == 1
+    assert late.why == "infeasible"
