@@ -191,23 +191,26 @@ class Admission:
         if not self.candidates or (pinned and pinned not in self._slots):
             self._refused["no_replica"] += 1
             return Refused("no_replica")
+        if self.cohorts.cursor != _ALL:
+            self._tell_cohorts(now_s)
         if not pinned and not self.cohorts.admits(ticket.level, now_s):
             self._refused["cohort"] += 1
             return Refused("cohort", self.drain_s(now_s))
         pace = self.pacer.pace_of(self._slots[pinned], now_s) if pinned else self.pacer.pace(self.limit, now_s)
-        ticket.cost_s = ticket.least_s = pace.batch_s * ticket.work
+        ticket.cost_s = pace.batch_s * ticket.work
+        # The mean has the stragglers in it, which what a call needs leaves out.
+        ticket.least_s = min(pace.batch_s, pace.need_s)
         if ticket.work > 1.0:
             fills = sum(self._slots.values()) / (ROUNDS * self.ready)
-            ticket.least_s = pace.batch_s * rounds(ticket.work, fills)
+            ticket.least_s *= rounds(ticket.work, fills)
         self._expire(now_s)
         replica: str | None
         if pinned:
-            replica = pinned if self._free(pinned) and self._may_open(ticket) else None
+            replica = pinned if self._may_go_home(ticket) else None
         elif self._room.waiting > self._room.waiting_pinned:
             replica = None
         else:
-            brief = now_s + max(pace.need_s, ticket.least_s) > ticket.deadline_s
-            replica = self.balance.pick(self._in_flight, now_s, brief=brief, key=ticket.key)
+            replica = self._pick(ticket, pace.need_s, now_s)
         if replica is not None:
             if not pinned and not self._in_time(replica, ticket.deadline_s, now_s):
                 self._refused["infeasible"] += 1
@@ -222,6 +225,22 @@ class Admission:
             return Refused(offered.why, offered.wait_s)
         return Queued(ahead - (offered.pushed_out is not None))
 
+    def _pick(self, ticket: Ticket, need_s: float, now_s: float) -> str | None:
+        """Where a call goes that nobody waits before; it may be one where it would not be answered in time."""
+        in_flight, deadline_s = self._in_flight, ticket.deadline_s
+        if now_s + max(need_s, ticket.least_s) <= deadline_s:
+            return self.balance.pick(in_flight, now_s, key=ticket.key)
+        replica = self.balance.pick(in_flight, now_s, brief=True, key=ticket.key)
+        if replica is None or not self._in_time(replica, deadline_s, now_s):
+            # It would be refused: so it may as well be the one to prove a replica with, or go to one that is idle and
+            # not its key's home. Where all calls have too little time for the others, no other call would ever do it.
+            other = self.balance.pick(in_flight, now_s)
+            if other is not None and other != replica and self._in_time(other, deadline_s, now_s):
+                if ticket.key is not None and self.balance.affinity is not None:
+                    self.balance.affinity.lend()
+                return other
+        return replica
+
     def drain_s(self, now_s: float) -> float:
         """How long those who wait take, by estimate."""
         pace = self.pacer.pace(self.limit, now_s)
@@ -230,8 +249,9 @@ class Admission:
     def _free(self, replica: str) -> bool:
         return self._in_flight.get(replica, 0) < self._slots.get(replica, 0)
 
-    def _may_open(self, ticket: Ticket) -> bool:
-        return not ticket.opens or self._room_to_open(ticket.pinned)
+    def _may_go_home(self, ticket: Ticket) -> bool:
+        """Whether a pinned call may start at once."""
+        return self._free(ticket.pinned) and (not ticket.opens or self._room_to_open(ticket.pinned))
 
     def _room_to_open(self, replica: str) -> bool:
         return self._opening.get(replica, 0) < max(1, self._slots.get(replica, 0) // 2)
@@ -299,7 +319,7 @@ class Admission:
                     self.pacer.fold()
             else:
                 self._picker.observe(replica, _RECORD, duration_s, now_s, count)
-                self.pacer.answered(duration_s, count, self._slots.get(replica, 1), now_s)
+                self.pacer.answered(duration_s, count, self._slots.get(replica, count), now_s)
             if not self._counted(replica, duration_s, now_s):
                 self._ejection.note(replica, _SUCCESS, duration_s, now_s)
             if self.failing:
@@ -326,7 +346,7 @@ class Admission:
         if special.kind == "primary":  # of the others, only those that were slow are known
             duration_s = (attempt.answered_s or attempt.ended_s) - attempt.started_s
             if outcome is _OK:
-                slots = self._slots.get(permit.replica, 1)
+                slots = self._slots.get(replica, permit.in_flight)  # it has left: at least so many
                 self.pacer.answered(duration_s, permit.in_flight, slots, now_s, special.work)
             elif TEACHINGS[outcome].hedge is _LOWER_BOUND:
                 self.pacer.cut_short(duration_s, now_s)
@@ -404,8 +424,15 @@ class Admission:
                     pass
         for refusal in refused:
             self._refuse(refusal.ticket, refusal.why)
-        self.cohorts.overloaded(room.overloaded(now_s), now_s, room.settle_s())
+        self._tell_cohorts(now_s)
         self._look_around()
+
+    def _tell_cohorts(self, now_s: float) -> None:
+        """Also where a call may be turned away for what they know: while nobody is served nobody else tells them that
+        the queue has gone.
+        """
+        room = self._room
+        self.cohorts.overloaded(room.overloaded(now_s), now_s, room.settle_s())
 
     def _pop(self, replica: str, now_s: float, pace: Pace, refused: list[Refusal[Ticket]]) -> bool:
         """A slot on `replica` is free: whether somebody got it."""

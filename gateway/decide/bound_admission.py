@@ -100,8 +100,12 @@ class BoundAdmission(Admission):
         shared = self._shared
         return shared is None or shared.may_take(replica, self._model, self._asking, self) == "ok"
 
-    def _free(self, replica: str) -> bool:
-        return super()._free(replica) and self._fits(replica)
+    def _may_go_home(self, ticket: Ticket) -> bool:
+        if not (super()._may_go_home(ticket) and self._fits(ticket.pinned)):
+            return False
+        # Whoever waits for memory there would wait for as long as smaller ones come.
+        first = self._room.peek(ticket.pinned, may_open=self._room_to_open(ticket.pinned))
+        return first is None or not first.pinned
 
     def _bar(self, now_s: float) -> None:
         """Tell lanes and memory who gets no calls at the moment."""
@@ -136,7 +140,7 @@ class BoundAdmission(Admission):
             return Refused("too_large")
         self._bar(now_s)
         decision = super()._offer(ticket, now_s)
-        if self._shared is not None and isinstance(decision, Queued) and self._room.peek("") is ticket:
+        if self._shared is not None and isinstance(decision, Queued) and self._room.peek(ticket.pinned) is ticket:
             self.stirred = True  # it is the next now, and may need less than who was
         return decision
 
@@ -156,7 +160,7 @@ class BoundAdmission(Admission):
         shared = self._shared
         if shared is not None:
             for replica in sorted(self._slots):
-                if Admission._free(self, replica):
+                if self._free(replica):
                     why = shared.may_take(replica, self._model, work, self)
                     if why != "ok":
                         return why

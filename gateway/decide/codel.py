@@ -83,8 +83,9 @@ class Codel:
         return False
 
     def emptied(self) -> None:
-        """The queue is empty: it does not stand."""
+        """The queue is empty: it does not stand, and the verdict ends."""
         self._least_s = 0.0
+        self._overloaded = False
 
     def overloaded(self, now_s: float) -> bool:
         """The verdict of the last interval that has ended. Changes nothing."""

@@ -122,9 +122,9 @@ class AdmitLayer:
             return reply
         finally:
             # The track layer takes it, and gives it back, whatever happens; unless nothing got so far.
-            if call.permit is not None:
-                call.permit = None
-                desk.give_back(permit)
+            unused, call.permit = call.permit, None
+            if unused is not None:
+                desk.give_back(unused)  # which need not be the first one
 
     async def _with_ticket(self, call: Call, desk: AdmissionDesk, by_s: float, now_s: float, key: Key | None) -> Permit:
         """The slot of a call that may have to wait."""

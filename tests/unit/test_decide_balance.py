@@ -12,6 +12,7 @@ from gateway.core.outcome import Latency, Outcome
 from gateway.core.permit import Permit
 from gateway.core.snapshot import Candidate, ModelState, Phases, ReplicaState, ReplicaView
 from gateway.decide.admission import Admission
+from gateway.decide.balance import BRIEF_MAX
 from gateway.decide.ejection import Ejection
 from gateway.layers.admit import LOADS_AGAIN_S, AdmitLayer
 from gateway.layers.track import TrackLayer
@@ -134,6 +135,30 @@ def test_a_brief_call_is_no_try_of_a_suspect() -> None:
     assert tried is not None
     assert tried.replica == "a"
     assert picker.why == "try"
+
+
+def test_where_all_calls_have_too_little_time_one_of_many_is_the_try() -> None:
+    admission, now_s = taught("a", "b")
+    picker = admission.balance.picker
+    for _ in range(6):
+        now_s += 0.3
+        picker.observe("a", Latency.RECORD, 10 * USUAL_S, now_s)
+    now_s += 16.0
+    need_s = admission.pacer.pace(admission.limit, now_s).need_s
+    assert need_s > 0
+
+    def sent(time_s: float) -> str:
+        permit = admission.take(now_s + time_s, now_s)
+        assert permit is not None
+        ended(admission, permit, now_s, Outcome.ABANDONED)
+        return permit.replica
+
+    assert [sent(need_s / 2) for _ in range(BRIEF_MAX)] == ["b"] * BRIEF_MAX
+    assert sent(need_s / 2) == "a"
+    assert [sent(need_s / 2) for _ in range(BRIEF_MAX)] == ["b"] * BRIEF_MAX, "counted from the beginning"
+    assert sent(10.0) == "b", "no try is due; but there was one that could have been it"
+    now_s += 1.1
+    assert [sent(need_s / 2) for _ in range(BRIEF_MAX)] == ["b"] * BRIEF_MAX
 
 
 # --- those that are gone ----------------------------------------------------------------------------------------------

@@ -242,6 +242,48 @@ def test_memory_that_one_model_frees_wakes_another() -> None:
     assert pool.on("x") == [1]
 
 
+def test_a_step_is_served_whatever_was_asked_for_before() -> None:
+    """The step whose turn it is fits, though the last that asked does not."""
+    pool = sharing(memory=LIMIT)  # 80 of it for 16 units
+    pool.fleet({"x": 8})
+    member = pool.members[0]
+    works = (8.0, 8.0, 2.0, 16.0)
+    first, second, small, large = (
+        Ticket(pool.now_s, FAR_S + number, work=work, pinned="x") for number, work in enumerate(works)
+    )
+    assert isinstance(member.offer(first, pool.now_s), Granted)
+    assert isinstance(member.offer(second, pool.now_s), Granted)
+    assert isinstance(member.offer(small, pool.now_s), Queued)
+    assert isinstance(member.offer(large, pool.now_s), Queued)
+    for ended, served in ((first, small), (second, None), (small, large)):
+        assert ended.permit is not None
+        member.give_back(ended.permit, pool.now_s)
+        member.look(pool.now_s)
+        assert [each for each in (small, large) if each in member.decided] == ([] if served is None else [served])
+        member.decided.clear()
+
+
+def test_a_large_step_is_not_passed_by_small_ones_that_come_later() -> None:
+    pool = sharing(memory=LIMIT)
+    pool.fleet({"x": 8})
+    member = pool.members[0]
+    works = (8.0, 16.0, 2.0)
+    first, large, late = (
+        Ticket(pool.now_s, FAR_S + number, work=work, pinned="x") for number, work in enumerate(works)
+    )
+    hurried = Ticket(pool.now_s, FAR_S - 1, work=2.0, pinned="x")
+    assert isinstance(member.offer(first, pool.now_s), Granted)
+    assert isinstance(member.offer(large, pool.now_s), Queued)
+    stirs = []
+    for ticket in (late, hurried):
+        member.stirred = False
+        assert isinstance(member.offer(ticket, pool.now_s), Queued)
+        stirs.append(member.stirred)
+    assert stirs == [False, True], "the turn of the last is before theirs, and it may fit"
+    member.look(pool.now_s)
+    assert member.decided == [hurried]
+
+
 def test_a_call_that_no_replica_could_hold_is_refused_for_good() -> None:
     pool = sharing(memory=LIMIT)
     pool.fleet({"x": 8, "y": 8})

@@ -82,6 +82,16 @@ def test_an_empty_queue_does_not_stand() -> None:
     assert not codel.overloaded(0.1)
 
 
+def test_the_verdict_ends_when_the_queue_is_empty_however_long_the_interval() -> None:
+    codel = Codel()
+    standing(codel, 50.0, until_s=100.0, batch_s=10.0)
+    codel.drops(50.0, 100.0, 10.0)
+    assert codel.overloaded(101.0)
+    codel.emptied()
+    assert not codel.overloaded(101.0)
+    assert not codel.drops(50.0, 102.0, 10.0)
+
+
 def test_nobody_for_an_interval_ends_the_overload() -> None:
     codel = Codel()
     standing(codel, 0.05, until_s=0.1)

@@ -88,6 +88,26 @@ async def test_an_error_below_gives_the_slot_back() -> None:
     assert books(subject) == (0, 0)
 
 
+async def test_a_second_permit_that_nobody_took_is_the_one_that_goes_back() -> None:
+    class Below:
+        async def send(self, call: Call) -> Reply:
+            first = call.permit
+            assert first is not None
+            assert first.desk is not None
+            call.permit = first.desk.another("retry", (first.replica,))
+            assert call.permit is not None
+            first.desk.give_back(first)
+            raise GatewayError(Reason.UPSTREAM_BROKEN, "broke")
+
+    subject = AdmitLayer(
+        Below(), model="fraud", pool="gpu", fleet=HandFleet(replica("a", {KEY: 1}), replica("b", {KEY: 1})),
+        queue_max=None, clock=ManualClock(), wheel=TimerWheel(ManualClock()), chance=random.Random(4),
+    )  # fmt: skip
+    with pytest.raises(GatewayError, match="broke"):
+        await subject.send(routed())
+    assert books(subject) == (0, 0)
+
+
 async def test_a_full_queue_refuses_with_a_hint_when_to_come_back() -> None:
     inner = ScriptedService()
     subject = layer(HandFleet(replica("a", {KEY: 1})), inner, queue_max=0)
