@@ -202,7 +202,7 @@ class Admission:
         self._expire(now_s)
         replica: str | None
         if pinned:
-            replica = pinned if self._free(pinned) and self._may_open(ticket) else None
+            replica = pinned if self._free(pinned) and self._may_start(ticket) else None
         elif self._room.waiting > self._room.waiting_pinned:
             replica = None
         else:
@@ -230,7 +230,8 @@ class Admission:
     def _free(self, replica: str) -> bool:
         return self._in_flight.get(replica, 0) < self._slots.get(replica, 0)
 
-    def _may_open(self, ticket: Ticket) -> bool:
+    def _may_start(self, ticket: Ticket) -> bool:
+        """Of a pinned ticket that has come just now, and whose replica has a free slot."""
         return not ticket.opens or self._room_to_open(ticket.pinned)
 
     def _room_to_open(self, replica: str) -> bool:

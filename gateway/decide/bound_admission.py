@@ -100,8 +100,8 @@ class BoundAdmission(Admission):
         shared = self._shared
         return shared is None or shared.may_take(replica, self._model, self._asking, self) == "ok"
 
-    def _free(self, replica: str) -> bool:
-        return super()._free(replica) and self._fits(replica)
+    def _may_start(self, ticket: Ticket) -> bool:
+        return super()._may_start(ticket) and self._fits(ticket.pinned)
 
     def _bar(self, now_s: float) -> None:
         """Tell lanes and memory who gets no calls at the moment."""
@@ -156,7 +156,7 @@ class BoundAdmission(Admission):
         shared = self._shared
         if shared is not None:
             for replica in sorted(self._slots):
-                if Admission._free(self, replica):
+                if self._free(replica):
                     why = shared.may_take(replica, self._model, work, self)
                     if why != "ok":
                         return why
