@@ -16,8 +16,10 @@ class Restraint(Protocol):
     guarded: bool
     """Cancels have become frequent: ask `slack_s` with each call. May be True for a while after that is over."""
 
-    def may_cancel(self) -> bool:
-        """Whether an inference may be cancelled on the replica now; True is one that is made."""
+    def may_cancel(self, *, again: bool = False) -> bool:
+        """Whether an inference may be cancelled on the replica now; True is one that is made. `again`: it was asked
+        about this one before, and has been left to run out since.
+        """
         ...
 
     def cancelled(self) -> None:
@@ -38,7 +40,7 @@ class Free:
 
     guarded = False
 
-    def may_cancel(self) -> bool:
+    def may_cancel(self, *, again: bool = False) -> bool:
         return True
 
     def cancelled(self) -> None:

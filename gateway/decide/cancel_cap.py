@@ -80,11 +80,13 @@ class CancelCap:
         self._counts = {"cancelled": 0, "let_run": 0}
         self._guarded_until_s = 0.0
 
-    def may_cancel(self, now_s: float) -> bool:
-        """Whether a call may be cancelled on this replica now; True takes one. False: let it run out."""
+    def may_cancel(self, now_s: float, *, again: bool = False) -> bool:
+        """Whether a call may be cancelled on this replica now; True takes one. False: let it run out. `again`: it runs
+        out already, and is counted.
+        """
         self._refill(now_s)
         if self._tokens < 1.0:
-            self._counts["let_run"] += 1
+            self._counts["let_run"] += not again
             return False
         self._tokens -= 1.0
         self._note(now_s)

@@ -175,7 +175,7 @@ class GrpcioReplicaClient(ReplicaCalls):
 
     def _ran_out(self, call: Any) -> None:
         """It has had its time."""
-        if self._restraint.may_cancel():
+        if self._restraint.may_cancel(again=True):
             call._cython_call.cancel("the gateway cancelled the call")
         else:
             self._left[call] = asyncio.get_running_loop().call_later(RUN_OUT_AGAIN_S, self._ran_out, call)

@@ -332,7 +332,7 @@ class LeftCall(UnaryCall):
     def fire(self) -> None:
         """It has had its time."""
         links = self._links
-        if links.restraint.may_cancel():
+        if links.restraint.may_cancel(again=True):
             self._cancel()
         else:
             links.wheel.place(self, links.now_s() + RUN_OUT_AGAIN_S)

@@ -27,9 +27,9 @@ class Cancels:
         """What the client of this replica is to ask. One for each connection; they share the replica's cap."""
         return Restrained(self, replica)
 
-    def may_cancel(self, replica: str) -> bool:
-        """Whether an attempt may be cancelled there now; True is one that is made."""
-        return self._cap(replica).may_cancel(self._now_s())
+    def may_cancel(self, replica: str, *, again: bool = False) -> bool:
+        """Whether an attempt may be cancelled there now; True is one that is made. `again`: as in `Restraint`."""
+        return self._cap(replica).may_cancel(self._now_s(), again=again)
 
     def note(self, replica: str) -> None:
         """An attempt is cancelled there now, and nobody was asked."""
@@ -75,8 +75,8 @@ class Restrained:
         self._replica = replica
         self.guarded = False
 
-    def may_cancel(self) -> bool:
-        allowed = self._cancels.may_cancel(self._replica)
+    def may_cancel(self, *, again: bool = False) -> bool:
+        allowed = self._cancels.may_cancel(self._replica, again=again)
         self.guarded = self._cancels.guarded(self._replica)
         return allowed
 

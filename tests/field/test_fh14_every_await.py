@@ -66,7 +66,7 @@ class Streaming(Upstream):
 class Refusing(Cancels):
     """Hedges are let through, and no cancel is."""
 
-    def may_cancel(self, replica: str) -> bool:
+    def may_cancel(self, replica: str, *, again: bool = False) -> bool:
         return False
 
 

@@ -238,8 +238,8 @@ class _Watched:
         self._inner, self._ways, self._address = inner, ways, address
         self.guarded = inner.guarded
 
-    def may_cancel(self) -> bool:
-        may = self._inner.may_cancel()
+    def may_cancel(self, *, again: bool = False) -> bool:
+        may = self._inner.may_cancel(again=again)
         self.guarded = self._inner.guarded
         if may:
             self._ways.cancelled(self._address)

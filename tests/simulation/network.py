@@ -214,7 +214,7 @@ class Exchange:
     def _ran_out(self, attempt: Attempt) -> None:
         if self.ended:
             return
-        if self.client.restraint.may_cancel():
+        if self.client.restraint.may_cancel(again=True):
             self.client.network.on_cancel(self.client.address)
             self.abandon()
             self.end(None)

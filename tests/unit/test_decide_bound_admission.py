@@ -375,3 +375,18 @@ def test_any_order_of_events_keeps_every_bound_and_serves_everybody(
     books = pool.members[0].lane
     assert books is not None
     assert all(not each["in_flight"] and not each["waiting"] for each in books.books.statistics(0.0)["lanes"].values())
+
+
+def test_a_step_that_fits_does_not_wait_for_what_a_larger_one_behind_it_needs() -> None:
+    pool = sharing(memory=100)  # of which the models themselves take 20
+    pool.fleet({"x": 8})
+    assert [pool.ask(1, 6), pool.ask(1, 10)] == ["granted", "granted"]
+    steps = [Ticket(pool.now_s, 10.0 + work, work=work, pinned="x") for work in (2.0, 10.0)]
+    for step in steps:
+        assert isinstance(pool.members[0].offer(step, pool.now_s), Queued)
+        pool.waiting.append((pool.members[0], step))
+    pool.end(0)  # room for the first of them, and not for the second
+    assert steps[0].permit is not None
+    assert steps[1].permit is None
+    pool.end(0)
+    assert steps[1].permit is not None

@@ -33,6 +33,15 @@ def test_a_burst_is_made_at_once_and_the_rest_is_left_to_run() -> None:
     }
 
 
+def test_a_call_that_runs_out_already_is_counted_once() -> None:
+    cap = CancelCap(CancelCapSettings(burst=1))
+    assert [cap.may_cancel(0.0), cap.may_cancel(0.0)] == [True, False]
+    assert not any(cap.may_cancel(0.0, again=True) for _ in range(50))
+    assert cap.may_cancel(1.0, again=True)
+    statistics = cap.statistics(1.0)
+    assert (statistics["cancelled"], statistics["let_run"]) == (2, 1)
+
+
 def test_where_time_stands_still_nothing_is_gained() -> None:
     cap = CancelCap(CancelCapSettings(burst=3))
     assert [cap.may_cancel(0.0) for _ in range(5)] == [True, True, True, False, False]

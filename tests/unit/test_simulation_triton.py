@@ -581,7 +581,7 @@ def test_statistics_are_of_what_is_ready_and_count_what_ran() -> None:
 class Refusing(Free):
     """Nothing may be cancelled."""
 
-    def may_cancel(self) -> bool:
+    def may_cancel(self, *, again: bool = False) -> bool:
         return False
 
 
