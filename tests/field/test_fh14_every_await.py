@@ -286,9 +286,9 @@ async def once(kind: str, steps: int, how: str, *, capped: bool, made: type[Stac
         assert not figures.get("hedges_running")
         assert min(figures["budget"]["hedge_tokens"], figures["budget"]["retry_tokens"]) >= 0
     for sequences in subject.stack.sequences.values():
-        figures = sequences.statistics(subject.clock.now_s())
-        assert not figures["waiting"]
-        assert not over or figures["ended"] == (kind == "a sequence")
+        row = sequences.statistics(subject.clock.now_s())
+        assert not row["waiting"]
+        assert not over or row["ended"] == (kind == "a sequence")
     assert not len(subject.wheel), f"{kind}, after {steps} steps: {len(subject.wheel)} timers"
     return over
 

@@ -4,6 +4,8 @@ key, a share of the deadline, a place in a sequence. However far it got, all of 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from tritonclient.grpc import service_pb2
 
@@ -41,7 +43,7 @@ class Joined(Stack):
     """Calls of the usual size."""
 
     work = 1.0
-    apart = "replica"
+    apart: Literal["replica", "slots"] = "replica"
 
     def policies(self, kind: str) -> PolicySet:
         policy = ModelPolicy(
