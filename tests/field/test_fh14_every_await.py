@@ -26,7 +26,7 @@ from gateway.layers.cancels import Cancels
 from gateway.policy.keys import AnonymousAuthenticator
 from gateway.policy.schema import FleetPolicy, Hedging, ModelPolicy, Objective, PolicySet
 from gateway.runtime.wheel import TimerWheel
-from gateway.stack import build_stack
+from gateway.stack import build_stack, quotas_of
 from tests.simulation.loop import simulate
 from tests.support.attempts import KEY, LoopClock, Sent, Upstream
 from tests.support.fleet import HandFleet, replica
@@ -76,10 +76,24 @@ class Stack:
     def __init__(self, slots: int, *, capped: bool, kind: str) -> None:
         self.clock = LoopClock()
         self.wheel = TimerWheel(self.clock)
-        self.fleet = HandFleet(*(replica(name, {KEY: slots}) for name in "abc"))
+        idle_s = 10.0 if kind == "a sequence" else None
+        self.fleet = HandFleet(*(replica(name, {KEY: slots}, sequence_idle_s=idle_s) for name in "abc"))
         self.sink = Sink()
         self.cancels = Refusing(self.clock) if capped else Cancels(self.clock, CancelCapSettings(per_s=1e6, burst=1000))
         self.upstream = Streaming(self.clock, self.cancels)
+        policies = self.policies(kind)
+        tuning = Tuning(
+            hedge=HedgeSettings(samples_min=1, load_max=1.0, load_tau_s=1e-4, refresh_s=1e-6),
+            budget=AttemptBudgetSettings(hedge_deposit=1.0),
+        )
+        self.stack = build_stack(
+            policies, transport=self.upstream, fleet=self.fleet, authenticator=AnonymousAuthenticator(),
+            sinks=(self.sink,), reserve_record=object, clock=self.clock, wheel=self.wheel,
+            pick_chance=random.Random(1), split_chance=random.Random(2), limit_chance=random.Random(3), tuning=tuning,
+            quotas=quotas_of(policies), cancels=self.cancels,
+        )  # fmt: skip
+
+    def policies(self, kind: str) -> PolicySet:
         policy = ModelPolicy(
             model="fraud",
             pool="gpu",
@@ -89,21 +103,19 @@ class Stack:
             read_only=kind != "never left",
             hedging=Hedging(enabled=kind.startswith("hedged")),
         )
-        policies = PolicySet(revision="r", base_dir="/", fleet=FleetPolicy(pools={}), models={"fraud": policy})
-        tuning = Tuning(
-            hedge=HedgeSettings(samples_min=1, load_max=1.0, load_tau_s=1e-4, refresh_s=1e-6),
-            budget=AttemptBudgetSettings(hedge_deposit=1.0),
-        )
-        self.stack = build_stack(
-            policies, transport=self.upstream, fleet=self.fleet, authenticator=AnonymousAuthenticator(),
-            sinks=(self.sink,), reserve_record=object, clock=self.clock, wheel=self.wheel,
-            pick_chance=random.Random(1), split_chance=random.Random(2), limit_chance=random.Random(3), tuning=tuning,
-            cancels=self.cancels,
-        )  # fmt: skip
+        return PolicySet(revision="r", base_dir="/", fleet=FleetPolicy(pools={}), models={"fraud": policy})
 
     def call(self) -> Call:
         now_s = self.clock.now_s()
         return Call("r", "fraud", "", now_s, 0.0, b"request", body_bytes=7, timeout_s=1.0)
+
+    def other(self) -> Call:
+        """One that takes a slot before."""
+        return self.call()
+
+    def left_over(self) -> str:
+        """What somebody still holds, beside slots."""
+        return ""
 
     async def taught(self) -> None:
         """One quick call for each replica, so that a slow one is known."""
@@ -175,10 +187,12 @@ KINDS: dict[str, tuple[Plan, ...]] = {
 }
 
 
-async def _steps(subject: Stack, plans: list[Plan], steps: int, done: Callable[[], bool]) -> bool:
-    """Let so much happen. True if the call ended within it."""
+async def _steps(
+    subject: Stack, plans: list[Plan], steps: int, done: Callable[[], bool], *, timed: bool = False
+) -> bool:
+    """Let so much happen. True if the call ended within it. `timed`: each step takes time."""
     for number in range(steps):
-        await asyncio.sleep(STEP_S if number % 4 == 3 else 0)
+        await asyncio.sleep(STEP_S if timed or number % 4 == 3 else 0)
         if number % 2 and plans:
             before = [each.end.done() for each in subject.upstream.sent]
             plans[0](subject.upstream.sent)
@@ -189,15 +203,15 @@ async def _steps(subject: Stack, plans: list[Plan], steps: int, done: Callable[[
     return False
 
 
-async def _once(kind: str, steps: int, how: str, *, capped: bool) -> bool:
+async def once(kind: str, steps: int, how: str, *, capped: bool, made: type[Stack] = Stack) -> bool:
     """The call of this kind, cancelled after so many steps. True if it had ended by itself before."""
     queued = kind.startswith("queued")
-    subject = Stack(1 if queued else 4, capped=capped, kind=kind)
+    subject = made(1 if queued else 4, capped=capped, kind=kind)
     await subject.taught()
     others: list[asyncio.Task[None]] = []
     if queued:
         # Every slot is taken; for the one that waits after a death, all but one.
-        others += [asyncio.ensure_future(subject.read(subject.call())) for _ in range(3 if kind == "queued" else 2)]
+        others += [asyncio.ensure_future(subject.read(subject.other())) for _ in range(3 if kind == "queued" else 2)]
         while len(subject.upstream.sent) < len(others):
             await asyncio.sleep(0)
     call = subject.call()
@@ -205,6 +219,12 @@ async def _once(kind: str, steps: int, how: str, *, capped: bool) -> bool:
         call.session = Session()
     if kind == "a sequence":
         call.sequence = SequenceStep(7, start=True, end=True)
+    seconds = ["primary", *{"hedged": ["hedge"], "retried": ["retry"]}.get(kind.split(",")[0].split(" ")[0], [])]
+    if "death" in kind or kind == "never left":
+        seconds = ["primary", "retry"]
+    late = how == "late"
+    if late:
+        call.timeout_s = steps * STEP_S / 4  # within steps, and with them
     held = [each.attempt for each in subject.upstream.sent]
     begun = asyncio.Event()
 
@@ -214,8 +234,12 @@ async def _once(kind: str, steps: int, how: str, *, capped: bool) -> bool:
 
     task = asyncio.ensure_future(read())
     await begun.wait()
-    over = await _steps(subject, list(KINDS[kind]), steps, task.done)
-    if not over:
+    over = await _steps(subject, list(KINDS[kind]), STEPS_MAX if late else steps, task.done, timed=late)
+    if late:
+        assert over, f"{kind}: the call outlived its deadline"
+        # With too little time there may be no second attempt.
+        over = [each.kind for each in call.trail.attempts] == seconds and call.trail.reason is not Reason.DEADLINE
+    elif not over:
         if how == "left":
             call.abandoned = True
         else:
@@ -247,31 +271,34 @@ async def _once(kind: str, steps: int, how: str, *, capped: bool) -> bool:
     ended = [outcome for each, outcome in subject.sink.ended if each is call]
     assert len(ended) == 1, f"{kind}, after {steps} steps: {len(ended)} records"
     if over:
-        second = {"hedged": ["hedge"], "retried": ["retry"]}.get(kind.split(",")[0].split(" ")[0], [])
-        if "death" in kind or kind == "never left":
-            second = ["retry"]
-        assert [each.kind for each in call.trail.attempts] == ["primary", *second], "it is what it is called"
-    else:
+        assert [each.kind for each in call.trail.attempts] == seconds, "it is what it is called"
+    elif not late:
         assert ended[0] in (Outcome.ABANDONED, Outcome.OVERLOAD, Outcome.OK), ended
+    assert call.timeout_s is not None
+    points = {call.deadline_s, call.first_response_by_s} - {float("inf")}
+    assert points <= {call.arrived_s + call.timeout_s}, "a stage has kept what it narrowed"
     for layer in subject.stack.admissions.values():
         for row in layer.statistics(0.0).values():
             assert (row["in_flight"], row["waiting"], row["hedging"]["out"]) == (0, 0, 0), f"{kind}, {steps}: {row}"
+    assert not subject.left_over(), f"{kind}, {steps}: {subject.left_over()}"
     for attempts in subject.stack.attempts.values():
         figures = attempts.statistics(subject.clock.now_s())
         assert not figures.get("hedges_running")
         assert min(figures["budget"]["hedge_tokens"], figures["budget"]["retry_tokens"]) >= 0
     for sequences in subject.stack.sequences.values():
-        assert not sequences.statistics(subject.clock.now_s())["waiting"]
+        row = sequences.statistics(subject.clock.now_s())
+        assert not row["waiting"]
+        assert not over or row["ended"] == (kind == "a sequence")
     assert not len(subject.wheel), f"{kind}, after {steps} steps: {len(subject.wheel)} timers"
     return over
 
 
 @pytest.mark.parametrize("capped", [False, True], ids=["cancels allowed", "cancels capped"])
-@pytest.mark.parametrize("how", ["left", "cut"])
+@pytest.mark.parametrize("how", ["left", "cut", "late"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_call_can_be_cancelled_wherever_it_stands(kind: str, how: str, capped: bool) -> None:
     for steps in range(1, STEPS_MAX):
-        if simulate(lambda loop, steps=steps: _once(kind, steps, how, capped=capped)):  # type: ignore[misc]
+        if simulate(lambda loop, steps=steps: once(kind, steps, how, capped=capped)):  # type: ignore[misc]
             assert steps >= 2
             return
     raise AssertionError(f"{kind} did not end within {STEPS_MAX} steps")
