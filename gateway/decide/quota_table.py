@@ -64,6 +64,7 @@ class Quotas:
         "_refused",
         "_settings_of",
         "_share",
+        "blamed",
     )
 
     def __init__(
@@ -83,6 +84,8 @@ class Quotas:
         self._idle: OrderedDict[Key, Quota] = OrderedDict()
         """Without calls under way, the longest unused first."""
         self._busy: dict[Key, Quota] = {}
+        self.blamed: Key = ("", "")
+        """Whose quota refused last. For reading, right after a refusal."""
         self._granted = 0
         self._refused: dict[str, int] = {"rate": 0, "concurrency": 0, "table_full": 0}
         self._forgotten = 0
@@ -100,17 +103,17 @@ class Quotas:
             if model:
                 second = self._entry((tenant, model), first, now_s)
         except _TableFull as full:
-            return self._no(full.verdict)
+            return self._no((tenant, ""), full.verdict)
         if first is None:
             first, second = second, None
         if first is None:
             self._granted += 1
             return Held(())
         if second is not None and second[1].would(cost, now_s) is not OK:
-            return self._no(second[1].take(cost, now_s))
+            return self._no(second[0], second[1].take(cost, now_s))
         verdict = first[1].take(cost, now_s)
         if verdict is not OK:
-            return self._no(verdict)
+            return self._no(first[0], verdict)
         self._mark(first)
         self._granted += 1
         if second is None:
@@ -142,8 +145,9 @@ class Quotas:
         if quota.in_flight == 1:
             self._busy[key] = self._idle.pop(key)
 
-    def _no(self, verdict: QuotaVerdict) -> QuotaVerdict:
+    def _no(self, key: Key, verdict: QuotaVerdict) -> QuotaVerdict:
         self._refused[verdict.why] += 1
+        self.blamed = key
         return verdict
 
     def _forget_one(self, needed: _Entry | None, now_s: float) -> bool:

@@ -15,7 +15,7 @@ from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply
 from gateway.core.service import Service
-from gateway.decide.quota import OK, Quota, QuotaSettings, QuotaVerdict
+from gateway.decide.quota import Quota, QuotaSettings, QuotaVerdict
 from gateway.decide.quota_table import UNLIMITED, Held, Key, Quotas, SettingsOf
 from gateway.layers.gate import shown
 from gateway.policy import quota_schema
@@ -55,12 +55,13 @@ class QuotaLayer:
     async def send(self, call: Call) -> Reply:
         tenant, model, now_s = call.identity.tenant, call.model if self._by_model else "", self._now_s()
         held = self._quotas.take(tenant, model, COST, now_s)
+        blamed = self._quotas.blamed
         leases = self._leases
         if leases is not None:
             for key, quota in self._quotas.of(tenant, model):
                 leases.touch(key, quota)
         if isinstance(held, QuotaVerdict):
-            raise self._refused(call, held, now_s)
+            raise self._refused(call, held, blamed)
         if not held.counted:
             return await self._inner.send(call)
         if call.explain:
@@ -73,8 +74,8 @@ class QuotaLayer:
         reply.on_close(_GiveBack(self._quotas, held))
         return reply
 
-    def _refused(self, call: Call, verdict: QuotaVerdict, now_s: float) -> GatewayError:
-        key, settings = self._blamed(call, now_s)
+    def _refused(self, call: Call, verdict: QuotaVerdict, key: Key) -> GatewayError:
+        settings = self._quotas.settings_of(*key)
         self._note(call, verdict.why, {"retry_after_s": round(verdict.retry_after_s, 3), "limit": _scope(key)})
         whose = "this caller's quota" + (f" for model '{shown(call.model)}'" if key[1] else "")
         if verdict.why == "table_full":
@@ -84,14 +85,6 @@ class QuotaLayer:
         else:
             text = f"{whose} of {settings.rate_per_s or 0:g} calls a second is used up"
         return GatewayError(Reason.QUOTA, f"{text}; try again later", retry_after_s=verdict.retry_after_s)
-
-    def _blamed(self, call: Call, now_s: float) -> tuple[Key, QuotaSettings]:
-        """Which of the two quotas refused."""
-        tenant = call.identity.tenant
-        for key, quota in self._quotas.of(tenant, call.model):
-            if quota.would(COST, now_s) is not OK:
-                return key, self._quotas.settings_of(*key)
-        return (tenant, ""), self._quotas.settings_of(tenant, "")
 
     def _note(self, call: Call, word: str, saw: dict[str, float | str]) -> None:
         now_s = self._now_s()

@@ -194,3 +194,16 @@ def test_any_order_of_events_keeps_the_books(events: list[tuple[str, int, str]],
     for held, _, _ in running:
         quotas.give_back(held)
     assert quotas.busy() == ()
+
+
+def test_it_says_whose_quota_refused() -> None:
+    of = {"": QuotaSettings(rate_per_s=1, burst=2), "m": QuotaSettings(concurrency_max=1)}
+    quotas = Quotas(lambda tenant, model: of[model])
+    assert isinstance(quotas.take("a", "m", 1.0, 0.0), Held)
+    refused = quotas.take("a", "m", 1.0, 0.0)
+    assert isinstance(refused, QuotaVerdict)
+    assert (refused.why, quotas.blamed) == ("concurrency", ("a", "m"))
+    assert isinstance(quotas.take("a", "", 1.0, 0.0), Held)
+    refused = quotas.take("a", "", 1.0, 0.0)
+    assert isinstance(refused, QuotaVerdict)
+    assert (refused.why, quotas.blamed) == ("rate", ("a", ""))
