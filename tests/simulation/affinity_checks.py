@@ -23,7 +23,8 @@ def keys_stay_at_home(report: Report) -> Iterator[str]:
         note, where = _led_away(call), trail.attempts[0].replica
         if note is not None:
             passed_over = "replica" in note.saw and (note.word == "elsewhere" or note.saw["place"])
-            if passed_over and not trail.in_flight_at_admit:
+            # With lanes an idle replica may be kept for calls of another size.
+            if passed_over and not trail.in_flight_at_admit and policy.admission.lanes is None:
                 yield f"call-{plan.number:05d}: its key led it {note.word}, past {note.saw['replica']}, which was idle"
             continue
         key = (plan.model, trail.version_routed, plan.queue_timeout_us)

@@ -63,7 +63,7 @@ def test_a_second_attempt_on_the_same_replica_is_found(
 
 
 def test_cancels_that_nobody_caps_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cancels, "may_cancel", lambda self, replica: True)
+    monkeypatch.setattr(Cancels, "may_cancel", lambda self, replica, *, again=False: True)
     assert finds("cancels within", range(60))
 
 
