@@ -235,7 +235,7 @@ class Admission:
             # It would be refused: so it may as well be the one to prove a replica with, or go to one that is idle and
             # not its key's home. Where all calls have too little time for the others, no other call would ever do it.
             other = self.balance.pick(in_flight, now_s)
-            if other is not None and other != replica and self._in_time(other, deadline_s, now_s):
+            if other is not None and self._in_time(other, deadline_s, now_s):
                 if ticket.key is not None and self.balance.affinity is not None:
                     self.balance.affinity.lend()
                 return other

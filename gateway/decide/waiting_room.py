@@ -158,7 +158,7 @@ class WaitingRoom(Generic[T]):
         return Offered("waits", wait_s, victim)
 
     def _wait_s(self, ticket: T, level: Level[T], line: Line[T] | None, pace: Pace) -> float:
-        """ceil(work ahead and its own / work of one round of batches) batch times. At the usual cost, S(b*)/b*, and
+        """ceil(work ahead and its own, of that a batch at most, / work of one round of batches) batch times. At the usual cost, S(b*)/b*, and
         with n calls ahead that is ceil((n + 1) / (instances x b*)) x S(b*).
 
         Ahead are all of the classes above, the earlier deadlines of its own line, and of each other line of its class
@@ -167,7 +167,8 @@ class WaitingRoom(Generic[T]):
         round_ns = pace.instances * pace.batch_s * NS
         if round_ns < 1:
             return 0.0
-        ahead_ns = ticket.cost_ns
+        # Of a large call no more than a batch: the rest it takes when it has its slot, which is its service.
+        ahead_ns = min(ticket.cost_ns, int(pace.batch_s * NS))
         if ticket.pinned:
             ahead_ns += self._pinned_ns(ticket, level)
         else:

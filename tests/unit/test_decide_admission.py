@@ -286,6 +286,46 @@ EVENTS = st.lists(
 OUTCOMES = [Outcome.OK, Outcome.OK, Outcome.OK, *Outcome]
 
 
+def test_a_hedge_is_counted_while_it_is_out() -> None:
+    desk = Desk(Candidate("gpu/a", 1), Candidate("gpu/b", 2))
+    hedge = desk.admission.another("hedge", ("gpu/a",), 0.0)
+    retry = desk.admission.another("retry", ("gpu/a",), 0.0)
+    assert hedge is not None
+    assert retry is not None
+    assert desk.admission.hedges_out == 1
+    desk.admission.give_back(retry, 0.0)
+    assert desk.admission.hedges_out == 1
+    desk.admission.give_back(hedge, 0.0)
+    assert desk.admission.hedges_out == 0
+
+
+def test_who_is_told_that_the_last_replica_has_left_is_counted() -> None:
+    desk = Desk(Candidate("gpu/a", 1))
+    tickets = [desk.ask() for _ in range(3)]
+    assert set(desk.update(())) == set(tickets[1:])
+    assert desk.admission.statistics(0.0)["refused"]["no_replica"] == 2
+
+
+def test_who_makes_room_for_a_call_is_not_ahead_of_it() -> None:
+    desk = Desk(Candidate("gpu/a", 1), queue_max=2)
+    for _ in range(3):
+        desk.ask(criticality=3)
+    assert desk.offer(Ticket(0.0, LATE_S, criticality=0)) == Queued(1)
+    assert [ticket.why for ticket in desk.decided()] == ["pushed_out"]
+
+
+def test_a_large_call_waits_only_if_there_is_time_for_all_its_rounds() -> None:
+    desk = Desk(Candidate("gpu/a", 4))
+    for _ in range(60):
+        served(desk, 0.1)
+    desk.now_s += 1.0
+    for _ in range(4):
+        desk.ask()
+    # Two units fill a batch: ten units are five rounds, after the one that it waits for.
+    assert desk.ask(work=10.0, deadline_s=desk.now_s + 0.55).why == "infeasible"
+    assert waits(desk.ask(work=10.0, deadline_s=desk.now_s + 0.65))
+
+
 @given(EVENTS, st.integers(0, 2**32), st.one_of(st.none(), st.integers(0, 5)))
 @settings(max_examples=300, deadline=None)
 def test_any_order_of_events_keeps_the_books(events: list[tuple[str, int]], seed: int, queue_max: int | None) -> None:

@@ -99,6 +99,15 @@ def test_calls_that_were_cut_short_speak_for_slowness_until_the_servers_are_well
     assert (pacer.least_s, pacer.median_s, pacer.need_s) == (0.0, 0.0, 0.0)
 
 
+def test_calls_of_hasty_callers_do_not_make_the_servers_look_quick() -> None:
+    pacer = Pacer()
+    told(pacer, 0.1, times=40)
+    for _ in range(60):
+        pacer.cut_short(0.02, 1.0)
+    pacer.pace(8, 1.0)
+    assert (pacer.least_s, pacer.median_s) == pytest.approx((0.1, 0.1), rel=0.03)
+
+
 @pytest.mark.parametrize(
     "values", [{"samples_min": 0}, {"memory": 0}, {"refresh_s": 0.0}, {"refresh_s": math.inf}, {"refresh_s": math.nan}]
 )
