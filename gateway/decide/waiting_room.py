@@ -158,8 +158,8 @@ class WaitingRoom(Generic[T]):
         return Offered("waits", wait_s, victim)
 
     def _wait_s(self, ticket: T, level: Level[T], line: Line[T] | None, pace: Pace) -> float:
-        """ceil(work ahead and its own, of that a batch at most, / work of one round of batches) batch times. At the usual cost, S(b*)/b*, and
-        with n calls ahead that is ceil((n + 1) / (instances x b*)) x S(b*).
+        """ceil(work ahead and its own / work of one round of batches) batch times; of its own, a batch at most. At the
+        usual cost, S(b*)/b*, and with n calls ahead that is ceil((n + 1) / (instances x b*)) x S(b*).
 
         Ahead are all of the classes above, the earlier deadlines of its own line, and of each other line of its class
         what that may get before this one's turn, by the fairness of turns.

@@ -415,6 +415,19 @@ def test_nobody_is_dropped_for_a_wait_that_leaves_the_objective_within_reach() -
         assert subject.overloaded(1.0) is stands
 
 
+@pytest.mark.parametrize(("need_s", "stands"), [(0.1, False), (0.9, True)])
+def test_what_calls_need_leaves_less_of_the_objective_to_wait(need_s: float, stands: bool) -> None:
+    subject = WaitingRoom[RoomTicket](1000, objective_s=1.0)
+    pace, refused = Pace(1, 0.002, need_s, need_s), list[Refusal[RoomTicket]]()
+    for step in range(100):
+        now_s = step * 0.01
+        for _ in range(1 if step else 10):
+            subject.offer(ticket(rank=2, offered_s=now_s - 0.3, deadline_s=99.0), now_s, UNKNOWN)
+        if step:
+            subject.pop("gpu/a", now_s, pace, refused)
+    assert bool(refused) is stands
+
+
 def test_one_tenants_backlog_costs_no_other_a_call_and_is_no_overload() -> None:
     subject = room()
     refused = stand(subject, 1, "eeeeem")
