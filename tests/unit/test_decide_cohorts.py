@@ -100,6 +100,29 @@ def test_nothing_falls_before_the_signal_can_have_changed() -> None:
     assert evenly(cohorts, 1.0, slots=400) == 380
 
 
+def test_after_a_fall_the_next_window_has_to_be_full_as_well() -> None:
+    cohorts = Cohorts()
+    let_in = []
+    for tick in range(9):
+        let_in.append(evenly(cohorts, tick * PERIOD_S, slots=300))
+        cohorts.overloaded(True, tick * PERIOD_S, 1.0)
+    assert let_in[:8] == [LEVELS] * 4 + [285] * 4
+    assert let_in[3] > let_in[4] > let_in[8]
+
+
+def test_a_word_that_may_be_late_counts_for_as_long() -> None:
+    cohorts = Cohorts()
+    evenly(cohorts, 0.0)
+    cohorts.cursor = 200
+    cohorts.overloaded(True, 0.0, 20.0)
+    for tick in range(1, 80):
+        cohorts.admits(0, tick * PERIOD_S)
+        assert cohorts.cursor == 200
+    for tick in range(81, 100):
+        cohorts.admits(0, tick * PERIOD_S)
+    assert cohorts.cursor == LEVELS - 1
+
+
 def test_a_quiet_window_lets_one_per_cent_more_in_and_four_of_them_double_the_step() -> None:
     cohorts = Cohorts()
     evenly(cohorts, 0.0, slots=128)
