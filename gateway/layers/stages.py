@@ -57,13 +57,24 @@ class StagesLayer:
             points: tuple[Stage, ...] = ("ingress", "inference", "postprocessing")
             trail.note("stage", "split", {f"{stage}_by_ms": _ms(line.by_s(stage) - call.arrived_s) for stage in points})
         self._judge(call, line, "ingress", call.arrived_s, began_s)
-        if self._now_s() >= by_s:
-            self._overruns.note("inference", 0.0)
-            trail.note("stage", "nothing_left", {"stage": "inference", "by_ms": _ms(by_s - call.arrived_s)})
+        now_s = self._now_s()
+        if now_s >= by_s:
+            # Between route and here only a step of a sequence waits, which is inference's time.
+            waited = call.sequence is not None and began_s < by_s
+            if waited:
+                self._judge(call, line, "inference", began_s, now_s, cut=True)
+            else:
+                self._overruns.note("inference", 0.0)
+                trail.note("stage", "nothing_left", {"stage": "inference", "by_ms": _ms(by_s - call.arrived_s)})
+            when = (
+                "while the step waited for the one before it"
+                if waited
+                else "before the call had arrived and been routed"
+            )
             raise GatewayError(
                 Reason.INFEASIBLE,
-                f"the time for inference of model '{shown(call.model)}' was over before the call had arrived and been "
-                f"routed: nothing was sent; {_split(line, end_s - call.arrived_s)}",
+                f"the time for inference of model '{shown(call.model)}' was over {when}: nothing was sent; "
+                f"{_split(line, end_s - call.arrived_s)}",
             )
         if streaming:
             call.first_response_by_s = by_s

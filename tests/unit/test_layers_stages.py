@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.call import Call
+from gateway.core.call import Call, SequenceStep
 from gateway.core.errors import GatewayError, Reason
 from gateway.core.outcome import Outcome
 from gateway.core.reply import Reply, Response, StreamReply
@@ -166,6 +166,20 @@ async def test_a_call_that_arrives_after_inferences_point_is_refused_and_takes_n
     assert below.saw == []
     assert noted(call) == [("overrun", "ingress"), ("nothing_left", "inference")]
     assert counted(subject) == {"ingress": 1}, "inference is not to blame"
+
+
+async def test_a_step_that_waited_for_its_turn_too_long_is_told_that_and_blames_nobody_else() -> None:
+    clock = ManualClock()
+    below = Below(clock)
+    call = routed(clock, 0.120)
+    call.sequence = SequenceStep(7, start=False, end=False)
+    clock.advance(0.105)
+    subject = layer(below, clock)
+    with pytest.raises(GatewayError, match="was over while the step waited for the one before it: nothing was sent"):
+        await subject.send(call)
+    assert below.saw == []
+    assert noted(call) == [("cut", "inference")]
+    assert counted(subject) == {"inference": 1}
 
 
 async def test_an_attempt_that_is_cut_at_inferences_point_is_said_to_be_that() -> None:
