@@ -358,7 +358,7 @@ class LeftCall(UnaryCall):
 
     def on_headers(self, block: HeaderBlock, end: bool) -> None:
         if end:
-            self._over()
+            self.on_trailers(block)
 
     def on_data(self, data: bytes, start: int, stop: int, end: bool) -> None:
         if end:
@@ -373,6 +373,9 @@ class LeftCall(UnaryCall):
         self._discard(size)
 
     def on_trailers(self, block: HeaderBlock) -> None:
+        said = block.note if block.note.__class__ is Block else read_block(block)
+        if said.end is not None and said.end[0] is Code.DEADLINE_EXCEEDED and self._is_nearly_due():
+            self._links.restraint.cancelled()  # by the replica itself, which was told no later limit
         self._over()
 
     def on_reset(self, code: int, text: str, from_peer: bool, unprocessed: bool) -> None:

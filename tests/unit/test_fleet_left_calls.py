@@ -264,6 +264,25 @@ def test_no_more_are_left_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> Non
     run(main)
 
 
+@pytest.mark.parametrize(("code", "after_s", "made"), [(4, 0.5, 1), (4, 0.2, 0), (13, 0.5, 0)])
+def test_one_that_the_replica_ends_at_its_own_limit_was_cancelled_there(code: int, after_s: float, made: int) -> None:
+    async def main(world: World) -> None:
+        await world.infer()
+        restraint = Asked()
+        case = Case(world, restraint)
+        task = await case.out(0.5)
+        task.cancel()
+        await asyncio.wait((task,))
+        await asyncio.sleep(after_s)
+        case.held[0].refuse(code, "Deadline Exceeded")
+        rest = case.attempt.rest
+        assert rest is not None
+        await world.until(lambda: rest.over)
+        assert (restraint.made, case.figures()["left_now"]) == (made, 0)
+
+    run(main)
+
+
 def test_closing_the_client_ends_what_was_left() -> None:
     async def main(world: World) -> None:
         await world.infer()
