@@ -94,6 +94,7 @@ class AttemptBudget:
         "_retry_deposit",
         "_settings",
         "_window",
+        "fresh",
     )
 
     def __init__(self, cap: int, settings: AttemptBudgetSettings = DEFAULTS) -> None:
@@ -110,18 +111,24 @@ class AttemptBudget:
         self._extra_max = (self._hedge_deposit + self._retry_deposit) * self._window // SEND
         self._primaries = self._hedges = self._retries = 0
         self._refused: dict[BudgetWord, int] = {"empty": 0, "window": 0}
+        self.fresh = 0
+        """Primaries that have not paid in yet: a hot path may add to it, as `primary` does. They do before anything is
+        drawn, read, or capped, so that nobody can tell.
+        """
 
     def primary(self) -> None:
         """A call's first attempt is sent: it pays into both halves."""
-        self._primaries += 1
-        half_max = self._half_max
-        if self._hedge < half_max:
-            self._hedge = min(half_max, self._hedge + self._hedge_deposit)
-        if self._retry < half_max:
-            self._retry = min(half_max, self._retry + self._retry_deposit)
+        self.fresh += 1
+
+    def _pay_in(self) -> None:
+        count, self.fresh = self.fresh, 0
+        self._primaries += count
+        self._hedge = min(self._half_max, self._hedge + count * self._hedge_deposit)
+        self._retry = min(self._half_max, self._retry + count * self._retry_deposit)
 
     def hedge(self) -> BudgetWord:
         """`granted`: a hedge may be sent, and is paid for."""
+        self._pay_in()
         word = self._judge(self._hedge)
         if word == "granted":
             self._hedge -= SEND
@@ -130,6 +137,7 @@ class AttemptBudget:
 
     def retry(self) -> BudgetWord:
         """`granted`: a retry may be sent, and is paid for."""
+        self._pay_in()
         word = self._judge(self._retry + self._hedge)
         if word == "granted":
             own = min(self._retry, SEND)
@@ -155,13 +163,12 @@ class AttemptBudget:
 
     def tokens(self, kind: str = "retry") -> float:
         """What a hedge, or a retry, could draw from now, in sends."""
+        self._pay_in()
         return (self._hedge if kind == "hedge" else self._retry + self._hedge) / SEND
 
     def primaries(self, count: int) -> None:
         """As `primary`, for many at once."""
-        self._primaries += count
-        self._hedge = min(self._half_max, self._hedge + count * self._hedge_deposit)
-        self._retry = min(self._half_max, self._retry + count * self._retry_deposit)
+        self.fresh += count
 
     def set_batch_max(self, batch_max: int) -> None:
         """The model's largest batch is known, or has changed (0: it does not batch)."""
@@ -169,12 +176,15 @@ class AttemptBudget:
 
     def set_cap(self, cap: int) -> None:
         """What is over the new cap is lost. Raises ValueError below 2."""
-        self._half_max = _half(cap)
+        half_max = _half(cap)
+        self._pay_in()
+        self._half_max = half_max
         self._hedge = min(self._hedge, self._half_max)
         self._retry = min(self._retry, self._half_max)
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         """Tokens are in sends; `extra_in_window` is as of the last draw."""
+        self._pay_in()
         return {
             "cap": 2 * self._half_max / SEND,
             "hedge_tokens": self._hedge / SEND,

@@ -120,7 +120,7 @@ class AttemptsLayer:
         if self._suspected:
             digest = _digest(call, message)
             self._refuse_if_quarantined(call, digest)
-        self.budget.primary()
+        self.budget.fresh += 1
         race = _Race(self, self._inner, call, desk)
         if self._hedging:
             now_s = call.trail.admitted_s or self.now_s()  # nothing has been awaited since

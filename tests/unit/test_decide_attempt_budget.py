@@ -42,6 +42,12 @@ def test_twenty_primaries_pay_for_one_hedge_to_the_call() -> None:
     assert budget.hedge() == "empty"
 
 
+def test_primaries_pay_in_under_the_cap_that_they_came_under() -> None:
+    budget = fed(10_000, cap=20)
+    budget.set_cap(200)
+    assert budget.statistics(0.0)["hedge_tokens"] == 10.0
+
+
 def test_a_hedge_never_draws_from_the_retries_half() -> None:
     budget = fed(40)
     assert drawn(budget, "hedge") == 2
