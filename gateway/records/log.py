@@ -111,6 +111,13 @@ class RecordLog:
     up the writing. `breathe` is called between lines, in the worker.
     """
 
+    __slots__ = (  # without them, so many attributes are slow
+        "_body_max", "_breathe", "_bytes", "_bytes_max", "_clock", "_closed", "_dirty", "_drop_line_s", "_dropped",
+        "_drops", "_failing", "_failures", "_fresh", "_fsync_s", "_gathering", "_loop", "_offered", "_pause_s",
+        "_queue", "_quick", "_records_max", "_renderer", "_reserved", "_store", "_supervisor", "_thin_above",
+        "_thinned", "_waiting", "_wake", "_workers", "_writing", "_written",
+    )  # fmt: skip
+
     def __init__(
         self,
         limits: Limits,
@@ -120,10 +127,7 @@ class RecordLog:
         *,
         breathe: Callable[[], None] | None = None,
     ) -> None:
-        self._clock = clock
-        self._workers = workers
-        self._store = store
-        self._breathe = breathe
+        self._clock, self._workers, self._store, self._breathe = clock, workers, store, breathe
         self._renderer = Renderer()
         self._quick = QuickRenderer(self._renderer)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -136,18 +140,14 @@ class RecordLog:
         self._gathering = Gathering(limits.flush_interval_ms / 1000, clock)
         self._fsync_s = limits.fsync_interval_ms / 1000
         self._queue: deque[Waiting] = deque()
-        self._waiting = 0
-        self._bytes = 0
-        self._reserved = 0
-        self._wake = asyncio.Event()
-        self._dirty = asyncio.Event()
+        self._waiting = self._bytes = self._reserved = 0
+        self._wake, self._dirty = asyncio.Event(), asyncio.Event()
         self._writing: asyncio.Task[bool] | None = None
         self._supervisor: Supervisor | None = None
         self._closed = False
         self._drops: _Drops | None = None
         self._drop_line_s = float("-inf")
-        self._offered = 0
-        self._written = 0
+        self._offered = self._written = 0
         self._dropped: dict[str, int] = {}
         self._thinned: dict[str, int] = {}
         self._failures: dict[str, int] = {}
