@@ -70,6 +70,14 @@ class Admission:
     A replica that leaves takes its slots with it; calls it still runs are counted until they end.
     """
 
+    # Beyond thirty attributes Python (3.11) finds none of an object's quickly, unless they have slots.
+    __slots__ = (
+        "_answered", "_counted", "_ejection", "_ends", "_fresh", "_in_flight", "_known", "_open", "_opening", "_picker",
+        "_queue_max", "_refused", "_room", "_rounds", "_slots", "_tell_s", "balance", "candidates", "chance", "cohorts",
+        "decided", "failing", "fit", "gone", "granted", "hedges_out", "hedging", "in_flight", "limit", "news", "pacer",
+        "ready",
+    )  # fmt: skip
+
     def __init__(
         self,
         chance: Chance,
@@ -290,12 +298,12 @@ class Admission:
         """A slot is free again. Learns from the permit's attempt, then serves those who wait. Raises ValueError if no
         slot was taken there.
         """
-        replica = permit.replica
-        count = self._in_flight.get(replica, 0)
+        replica, in_flight = permit.replica, self._in_flight
+        count = in_flight.get(replica, 0)
         if count > 1:
-            self._in_flight[replica] = count - 1
+            in_flight[replica] = count - 1
         elif count == 1:
-            del self._in_flight[replica]
+            del in_flight[replica]
         else:
             raise ValueError(f"a slot on {replica} was given back that nobody held")
         out = self.in_flight
@@ -311,7 +319,8 @@ class Admission:
             ends.append((started_s, duration_s, out))
             if len(ends) >= ENDS_MAX and self.fit.fold(now_s):
                 self._refit(now_s)
-            unit_s = self._answered(replica, duration_s, now_s, count)
+            answered, counted = self._answered, self._counted
+            unit_s = answered(replica, duration_s, now_s, count)
             if unit_s:
                 self._fresh.append(duration_s)
                 self._rounds.append(unit_s)
@@ -320,7 +329,7 @@ class Admission:
             else:
                 self._picker.observe(replica, _RECORD, duration_s, now_s, count)
                 self.pacer.answered(duration_s, count, self._slots.get(replica, count), now_s)
-            if not self._counted(replica, duration_s, now_s):
+            if not counted(replica, duration_s, now_s):
                 self._ejection.note(replica, _SUCCESS, duration_s, now_s)
             if self.failing:
                 self.failing -= self.failing / FAILING_MEMORY

@@ -43,6 +43,10 @@ class Lane:
 class BoundAdmission(Admission):
     """`first`: the admission of the first lane, for those of the others."""
 
+    __slots__ = (
+        "_asking", "_first", "_model", "_no_lane", "_others", "_shared", "_usable", "lane", "stirred",
+    )  # fmt: skip
+
     def __init__(
         self,
         chance: Chance,

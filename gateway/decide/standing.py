@@ -107,6 +107,7 @@ class Row:
         "fault",
         "foreign",
         "foreign_until_s",
+        "plain_since_s",
         "replica",
         "rounds",
         "scale",
@@ -122,6 +123,8 @@ class Row:
         self.replica = replica
         self.since_s = since_s
         """Calls that were sent before say nothing: they went to a former server of that name."""
+        self.plain_since_s = since_s
+        """The same for the short way, which is not for a candidate in doubt: infinity then."""
         self.slots = 0
         self.rounds: tuple[float, ...] = (1.0,)
         """By its number among the calls in flight: for how many rounds of work a call is out."""
@@ -264,7 +267,7 @@ class Standings:
         the call took per unit of work; 0.0 if it is not like that, and nothing was learnt: ask `observe`.
         """
         row = self._by_replica.get(replica)
-        if row is None or row.doubted or now_s - elapsed_s < row.since_s or in_flight > row.slots:
+        if row is None or now_s - elapsed_s < row.plain_since_s or in_flight > row.slots:
             return 0.0
         if now_s > self.now_s:
             self.now_s = now_s
@@ -287,7 +290,9 @@ class Standings:
             self._tell_apart()
         else:
             return 0.0
-        served.cost_s, served.stamp_s, row.failures = cost_s, now_s, 0
+        served.cost_s = cost_s
+        served.stamp_s = now_s
+        row.failures = 0
         return unit_s
 
     def _tell_apart(self) -> None:
@@ -389,6 +394,7 @@ class Standings:
         cost_s = row.estimate.at(self.now_s, reference_s)
         if cost_s is None or self._even_min_s <= cost_s <= self._even_max_s:
             cost_s = reference_s
+        row.plain_since_s = math.inf if row.doubted else row.since_s
         row.cost_s = cost_s if row.suspect else min(cost_s, ratio_s)
         if row.suspect:
             self.level = 0

@@ -100,11 +100,13 @@ class AdmitLayer:
         trail.replicas_ready = admission.ready
         trail.limit_at_admit = admission.limit
         trail.in_flight_at_admit = admission.in_flight
-        now_s = self._now_s()
+        clock_s, key_of = self._now_s, self._key_of
+        now_s = clock_s()
         by_s = call.deadline_s if call.session is None else call.first_response_by_s
-        key = None if self._key_of is None or call.pinned else self._key_of(call)
-        plain = key is None and not call.pinned and call.work == 1.0
-        permit = admission.take(by_s, now_s) if plain else None
+        key = None if key_of is None or call.pinned else key_of(call)
+        permit = None
+        if key is None and call.work == 1.0 and not call.pinned:
+            permit = admission.take(by_s, now_s)
         if permit is not None:
             trail.admitted_s = now_s
             if call.explain:

@@ -69,12 +69,14 @@ class DeadlineLayer:
     async def send(self, call: Call) -> Reply:
         if call.session is not None:
             return await self._stream(call, call.session.deadline_s)
-        budget_s, max_s = self._rules.table.deadlines_s(call.model) or _unknown(call.model)
+        # A callable that an object holds is called twice as quickly by a name of its own: that goes for all layers.
+        deadlines_of, clock_s = self._rules.table.deadlines_s, self._now_s
+        budget_s, max_s = deadlines_of(call.model) or _unknown(call.model)
         timeout_s = call.timeout_s
         if timeout_s is not None:
             budget_s = timeout_s if timeout_s < max_s else max_s
         call.deadline_s = deadline_s = call.arrived_s + budget_s
-        now_s = self._now_s()
+        now_s = clock_s()
         if now_s >= deadline_s:
             raise self._passed(call, budget_s)
         # What `with` would do, at two thirds of what that costs each call.
@@ -82,7 +84,7 @@ class DeadlineLayer:
         try:
             if call.message is None:
                 await _receive(call)
-                now_s = self._now_s()
+                now_s = clock_s()
             call.trail.received_s = now_s
             reply = await self._inner.send(call)
         except BaseException as error:

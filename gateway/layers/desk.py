@@ -66,8 +66,8 @@ class AdmissionDesk(Waiting):
         return {**row, "classes": self.tally.statistics(row["room"]["waiting_by_class"])}
 
     def give_back(self, permit: Permit) -> None:
-        admission = self.admission
-        admission.give_back(permit, self._now_s())
+        admission, clock_s = self.admission, self._now_s
+        admission.give_back(permit, clock_s())
         if admission.decided:
             self.wake()
         if admission.news:

@@ -26,13 +26,10 @@ class GateTable(Protocol):
         ...
 
     @property
-    def body_bytes_max(self) -> Callable[[str], int | None]:
-        """Of a model: what the body of a call may come to; None if no policy names the model."""
-        ...
-
-    @property
-    def default_class(self) -> Callable[[str], int | None]:
-        """Of a model: the class of calls that name none; None if no policy names the model."""
+    def gate(self) -> Callable[[str], tuple[int, int] | None]:
+        """Of a model: what the body of a call may come to, and the class of calls that name none; None if no policy
+        names the model.
+        """
         ...
 
 
@@ -59,15 +56,17 @@ class GateLayer:
         model = call.model
         table = self._rules.table
         call.trail.policy_revision = table.revision
-        limit = table.body_bytes_max(model)
+        limits_of = table.gate
+        limits = limits_of(model)
         call.identity = identity = self._authenticator.identify(call.credentials)
         if identity.models is not None and not identity.may_call(model):
             raise GatewayError(Reason.FORBIDDEN, f"this caller may not call model '{shown(model)}'")
-        if limit is None:
+        if limits is None:
             raise GatewayError(Reason.UNKNOWN_MODEL, f"Request for unknown model: '{shown(model)}' is not found")
+        limit, rank = limits
         asked, highest = call.priority, identity.highest_class
-        rank = table.default_class(model) if asked is None else asked
-        assert rank is not None, "a model with a limit has a policy"
+        if asked is not None:
+            rank = asked
         call.criticality = rank if rank > highest else highest
         if call.explain or (asked is not None and asked < highest):
             _note_class(call, rank, highest)

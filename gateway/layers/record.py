@@ -123,7 +123,8 @@ class RecordLayer:
             self._end(call, outcome, _late(outcome), message)
 
     def _end(self, call: Call, outcome: Outcome, error: GatewayError | None, answer: bytes | None) -> None:
-        now_s = self._now_s()
+        clock_s = self._now_s
+        now_s = clock_s()
         if error is not None:
             call.trail.reason = error.reason
         for call_ended, name in self._sinks:

@@ -69,21 +69,19 @@ class ModelRoute:
 class RouteTable:
     """All models' routes at one policy revision: what route, gate and deadline read. Replaced as a whole."""
 
-    __slots__ = ("body_bytes_max", "deadlines_s", "default_class", "get", "models", "revision")
+    __slots__ = ("deadlines_s", "gate", "get", "models", "revision")
 
     def __init__(self, revision: str, routes: Mapping[str, ModelRoute]) -> None:
         self.revision = revision
         self.models = tuple(routes)
         self.get: Callable[[str], ModelRoute | None] = dict(routes).get
         """The route of a model, None if no policy names it."""
-        self.body_bytes_max: Callable[[str], int | None] = {
-            model: route.limits.body for model, route in routes.items()
+        self.gate: Callable[[str], tuple[int, int] | None] = {
+            model: (route.limits.body, route.default_class) for model, route in routes.items()
         }.get
-        """For the gate: what the body of a call to a model may come to, None if no policy names the model."""
-        self.default_class: Callable[[str], int | None] = {
-            model: route.default_class for model, route in routes.items()
-        }.get
-        """For the gate: the class of calls that name none, None if no policy names the model."""
+        """For the gate: what the body of a call to a model may come to, and the class of calls that name none; None if
+        no policy names the model.
+        """
         self.deadlines_s: Callable[[str], tuple[float, float] | None] = {
             model: (route.default_deadline_s, route.max_deadline_s) for model, route in routes.items()
         }.get
@@ -151,7 +149,8 @@ class RouteLayer:
         table, snapshot = self._routes.table, self._fleet.snapshot
         if table is not self._table or snapshot is not self._snapshot:
             self._table, self._snapshot, self._choices = table, snapshot, {}
-        route = table.get(call.model)
+        route_of, clock_s = table.get, self._now_s
+        route = route_of(call.model)
         trail = call.trail
         trail.policy_revision = table.revision
         if route is None:
@@ -174,7 +173,7 @@ class RouteLayer:
             _check_classes(call, route, snapshot, choice.version)
         if route.measure is not None:
             route.measure(call, snapshot, choice.version)
-        trail.routed_s = self._now_s()
+        trail.routed_s = clock_s()
         if route.reserve_record is not None:
             call.reservation = route.reserve_record()
         return service.send(call)

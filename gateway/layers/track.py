@@ -32,11 +32,16 @@ class TrackLayer:
         # The first attempt begins when the permit is there: nothing has been awaited since.
         started_s = self._now_s() if attempts or not trail.admitted_s else trail.admitted_s
         special = permit.special
-        permit.attempt = attempt = Attempt(permit.replica, started_s, "primary" if special is None else special.kind)
-        attempts.append(attempt)
-        if special is not None and special.doubt is not None:
-            doubt = special.doubt
-            trail.note("breaker", doubt.word, {"replica": permit.replica, "attempt": len(attempts), **doubt.numbers})
+        if special is None:
+            permit.attempt = attempt = Attempt(permit.replica, started_s)
+            attempts.append(attempt)
+        else:
+            permit.attempt = attempt = Attempt(permit.replica, started_s, special.kind)
+            attempts.append(attempt)
+            if special.doubt is not None:
+                doubt = special.doubt
+                saw = {"replica": permit.replica, "attempt": len(attempts), **doubt.numbers}
+                trail.note("breaker", doubt.word, saw)
         try:
             reply = await self._inner.send(call)
         except BaseException as error:

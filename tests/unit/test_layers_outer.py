@@ -66,8 +66,7 @@ class Rules:
     ) -> None:
         self.table = RouteTable("rev", {})
         self.table.deadlines_s = lambda model: (default_s, max_s)
-        self.table.body_bytes_max = lambda model: body_bytes_max
-        self.table.default_class = lambda model: default_class
+        self.table.gate = lambda model: None if body_bytes_max is None else (body_bytes_max, default_class)
 
     def stream_limits(self, model: str) -> StreamLimits:
         raise AssertionError("no call here is a stream")
