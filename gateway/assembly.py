@@ -58,6 +58,7 @@ from gateway.stores.face import QuotaStore
 from gateway.stores.quota_leases import QuotaLeases
 
 VERSION = "0.1.0"
+_OK = Outcome.OK
 LOOP_LAG_INTERVAL_S = 0.25
 
 
@@ -109,7 +110,7 @@ class _Records:
                 answer,
                 now_s,
                 "none" if policy is None else policy.records.tensors,
-                "" if policy is None or outcome is Outcome.OK else policy.impact,
+                "" if policy is None or outcome is _OK else policy.impact,
             )
         except BaseException:
             if isinstance(reservation, Reservation):

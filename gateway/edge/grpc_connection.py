@@ -114,7 +114,8 @@ class GrpcConnection(PacedGrpcConnection):
     def data_received(self, data: bytes) -> None:
         if self.finished:
             return
-        self.now_s = now_s = self.port.kit.clock.now_s()
+        clock_s = self.kit.clock.now_s
+        self.now_s = now_s = clock_s()
         self._begun = 0
         if not self._greeted:
             data = self._greet(data)
@@ -127,7 +128,7 @@ class GrpcConnection(PacedGrpcConnection):
             return
         if self.codec.closed:
             self._closed()
-        elif self.kit.clock.now_s() - now_s > TURN_S:
+        elif clock_s() - now_s > TURN_S:
             self._yield_turn()
         elif self.awaiting or self._deferred:
             self._regulate()

@@ -432,7 +432,8 @@ class Rpc(Stream):
             if self.late is not None:
                 self._in_time()
         self.phase = OVER
-        connection.active_s = connection.kit.clock.now_s()
+        now_s = connection.kit.clock.now_s
+        connection.active_s = now_s()
         if self.intake is not None:
             self.intake.close()
             self.intake = None

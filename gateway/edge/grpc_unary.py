@@ -31,6 +31,9 @@ from gateway.runtime.scope import DeadlinePassed, DeadlineScope
 if TYPE_CHECKING:
     from gateway.edge.grpc_connection import GrpcConnection
 
+_OK, _GATEWAY_FAULT = Outcome.OK, Outcome.GATEWAY_FAULT
+"""A member of an enumeration is found by code in Python (3.11): 650 instructions; a name of the module is not."""
+
 
 class ServedRpc(Rpc):
     """What the codec makes for each request."""
@@ -123,7 +126,7 @@ class ServedRpc(Rpc):
     async def _run(self, call: Call) -> None:
         kit = self.connection.kit
         reply: Reply | None = None
-        outcome = Outcome.GATEWAY_FAULT
+        outcome = _GATEWAY_FAULT
         error: GatewayError | None = None
         if not self._started:
             self._start()
@@ -134,7 +137,8 @@ class ServedRpc(Rpc):
             if self.phase == OVER:
                 outcome = Outcome.ABANDONED if call.abandoned else Outcome.EXPIRED
             else:
-                if kit.clock.now_s() > call.deadline_s:
+                now_s = kit.clock.now_s
+                if now_s() > call.deadline_s:
                     raise too_late()
                 blocks = self.connection.port.blocks
                 story = kit.story(call) if call.explain else ""
@@ -143,7 +147,7 @@ class ServedRpc(Rpc):
                     raise self._too_large_to_send(len(message))
                 # First: a reply that cannot be closed in good order is a fault, and the caller is told so.
                 closing, reply = reply, None
-                await closing.aclose(Outcome.OK)
+                await closing.aclose(_OK)
                 self.answer(head, message, tail)
         except GatewayError as raised:
             error = raised

@@ -122,7 +122,8 @@ class HttpConnection(PacedConnection):
         if self._finished:
             self._drop(len(data))
             return
-        self._read_s = now_s = self._server.clock.now_s()
+        clock_s = self._server.clock.now_s
+        self._read_s = now_s = clock_s()
         try:
             received = self._codec.receive_request(data)
             if type(received) is tuple:
@@ -321,7 +322,8 @@ class HttpConnection(PacedConnection):
                 call.answered = True
                 self._open.popleft()
                 self._outbox.emit(data)
-                self._read_s = now_s = server.clock.now_s()
+                clock_s = server.clock.now_s
+                self._read_s = now_s = clock_s()
                 if now_s + server.limits.keepalive_idle_ms / 1000 < self._timer.due_s:
                     self._timer.watch()
                 return

@@ -106,7 +106,8 @@ class UnaryCall(Stream):
         """While it is out."""
         self._moves = 0
         self.bucket: Bucket = NOWHERE
-        self._due_s = due_s = links.now_s() + limit_s
+        now_s = links.now_s
+        self._due_s = due_s = now_s() + limit_s
         if due_s < math.inf:
             links.wheel.place(self, due_s)
 

@@ -40,7 +40,7 @@ class TrackLayer:
             attempts.append(attempt)
             if special.doubt is not None:
                 doubt = special.doubt
-                saw = {"replica": permit.replica, "attempt": len(attempts), **doubt.numbers}
+                saw: dict[str, float | str] = {"replica": permit.replica, "attempt": len(attempts), **doubt.numbers}
                 trail.note("breaker", doubt.word, saw)
         try:
             reply = await self._inner.send(call)

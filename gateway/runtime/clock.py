@@ -23,5 +23,9 @@ class SystemClock:
     milliseconds.
     """
 
-    now_s = staticmethod(time.monotonic)
-    wall_s = staticmethod(time.time)
+    __slots__ = ("now_s", "wall_s")
+
+    def __init__(self) -> None:
+        # Held by the object: what is loaded from it and then called is found at once, a static method is looked for.
+        self.now_s = time.monotonic
+        self.wall_s = time.time

@@ -161,9 +161,9 @@ class Http2Client(Http2Connection):
     # ------------------------------------------------------------ receiving
 
     def _headers(self, stream_id: int, raw: bytes, end: int) -> None:
-        stream = self._streams.get(stream_id)
+        stream, decode = self._streams.get(stream_id), self._decode
         try:
-            block = self._decode(raw)
+            block = decode(raw)
         except HeaderListTooLarge:
             if stream is None:
                 self._ignored_headers(stream_id)

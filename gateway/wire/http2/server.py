@@ -59,8 +59,9 @@ class Http2Server(Http2Connection):
         if stream_id > self._last_id + 2:
             self._skipped = [*self._skipped[1 - _SKIPS_KEPT :], (self._last_id, stream_id)]
         self._last_id = stream_id
+        decode, make_stream = self._decode, self._make_stream
         try:
-            block = self._decode(raw)
+            block = decode(raw)
         except HeaderListTooLarge:
             self._head_too_large(stream_id, end)
             return
@@ -72,7 +73,7 @@ class Http2Server(Http2Connection):
         if len(streams) >= self._streams_max or self._refuses_new:
             self._refuse_new(stream_id)
             return
-        stream = self._make_stream()
+        stream = make_stream()
         stream.id = stream_id
         stream.state = HEAD_IN | end
         stream.window_in = self._initial_window_in
