@@ -7,9 +7,8 @@ learnt then. Which replica, `balance.py` decides; who waits, in which order, and
 need not even ask under overload, `cohorts.py`; how fast the servers are, `pacer.py`.
 
 A call of a sequence may run on one replica only: its ticket is `pinned`, and it holds up nobody who can run elsewhere.
-A pinned ticket that `opens` a sequence may take at most half of its replica's slots (one at least). Triton lets a new
-sequence wait until a running one ends, and it waits inside a slot; were all slots taken by such, the calls that end
-the running ones would find none.
+One that `opens` a sequence may not take the last slots of its replica (`openers.py`). What is free may be kept for
+higher classes for a moment (`kept_round.py`).
 
 A slot may be free while a call waits: the picker would rather let it wait than send it to a replica that is many times
 slower (`score.py`), and an ejected replica gets none. Both end when other slots come back, which are taken, or the call
@@ -34,15 +33,17 @@ from gateway.core.snapshot import Candidate
 from gateway.decide.balance import Balance
 from gateway.decide.chance import Chance
 from gateway.decide.cohorts import LEVELS, Cohorts
+from gateway.decide.failing import FailingShare
 from gateway.decide.hedge import HedgeDelay, HedgeWord, Load, Troubles, hedge_verdict, pool_view
+from gateway.decide.kept_round import KeptRound
 from gateway.decide.limit import FRESH_MAX as ENDS_MAX
-from gateway.decide.pacer import ROUNDS, Pacer
+from gateway.decide.openers import Openers
+from gateway.decide.pacer import Pacer
 from gateway.decide.quantiles import FRESH_MAX
 from gateway.decide.slot_limit import Fit, SlotLimit
 from gateway.decide.ticket import WHYS, Decision, Granted, Queued, Refused, Ticket, Why
 from gateway.decide.tuning import Tuning
-from gateway.decide.waiting_room import Pace, Refusal, WaitingRoom
-from gateway.decide.work import rounds
+from gateway.decide.waiting_room import ROUNDS, Pace, Refusal, WaitingRoom
 
 QUEUE_MIN = 64
 """A model without batching has two slots, and is often quick: four times that is a burst of a few milliseconds."""
@@ -56,11 +57,6 @@ _SUCCESS, _FAILURE = Verdict.SUCCESS, Verdict.FAILURE
 TELL_S = 1.0
 """How often the breakers are told what is slow."""
 
-FAILING_MAX = 0.1
-"""With a greater share of attempts that fail, nothing is hedged: more load is no remedy for a pool in trouble."""
-FAILING_MEMORY = 64
-"""Attempts over which that share is taken."""
-
 
 class Admission:
     """Slots and queue of one (pool, model, version).
@@ -72,10 +68,10 @@ class Admission:
 
     # Beyond thirty attributes Python (3.11) finds none of an object's quickly, unless they have slots.
     __slots__ = (
-        "_answered", "_counted", "_ejection", "_ends", "_fresh", "_in_flight", "_known", "_open", "_opening", "_picker",
-        "_queue_max", "_refused", "_room", "_rounds", "_slots", "_tell_s", "balance", "candidates", "chance", "cohorts",
-        "decided", "failing", "fit", "gone", "granted", "hedges_out", "hedging", "in_flight", "limit", "news", "pacer",
-        "ready",
+        "_answered", "_counted", "_ejection", "_ends", "_filled", "_fresh", "_in_flight", "_known", "_open",
+        "_openers", "_picker", "_queue_max", "_refused", "_room", "_rounds", "_slots", "_tell_s", "balance",
+        "candidates", "chance", "cohorts", "decided", "failing", "fit", "gone", "granted", "hedges_out", "hedging",
+        "in_flight", "kept", "limit", "news", "pacer", "ready",
     )  # fmt: skip
 
     def __init__(
@@ -93,7 +89,7 @@ class Admission:
         """For who holds this to tell, and to empty."""
         self._answered, self._counted = self._picker.answered, self._ejection.plain
         self.pacer = Pacer(tuning.pacer)
-        self._fresh, self._rounds = self.pacer.window.fresh, self.pacer.rounds
+        self._fresh, self._rounds, self._filled = self.pacer.window.fresh, self.pacer.rounds, self.pacer.filled
         self.hedging = HedgeDelay(tuning.hedge, self.pacer.window)
         self.cohorts = Cohorts()
         self._queue_max = queue_max
@@ -107,6 +103,7 @@ class Admission:
         """The sum of the slots of all candidates."""
         self.in_flight = 0
         """Slots that are taken. These three are for reading."""
+        self.kept = KeptRound()
         self.decided: list[Ticket] = []
         """Waiting tickets that were granted or refused meanwhile; the layer empties it."""
         self._open = True
@@ -114,8 +111,7 @@ class Admission:
         self._in_flight: dict[str, int] = {}
         self._slots: dict[str, int] = {}
         self._ends = self.fit.ends
-        self._opening: dict[str, int] = {}
-        """Of openers, how many hold a slot, by replica; none is 0."""
+        self._openers = Openers()
         self.gone: tuple[str, ...] = ()
         """Replicas that were candidates and were found down, and have not been forgotten. For reading."""
         self._known: dict[str, int] = {}
@@ -123,8 +119,7 @@ class Admission:
         self._tell_s = -math.inf
         """Until then a plain answer needs no look at the time."""
         self.hedges_out = 0
-        self.failing = 0.0
-        """The share of attempts that fail, over some dozens of them."""
+        self.failing = FailingShare()
         self.granted = 0
         self._refused: dict[str, int] = {"no_replica": 0, "cohort": 0, "infeasible": 0}
 
@@ -194,6 +189,7 @@ class Admission:
 
     def _offer(self, ticket: Ticket, now_s: float) -> Decision:
         pinned = ticket.pinned
+        self.kept.offered(ticket.criticality, now_s)
         if self.fit.rested(now_s):
             self._refit(now_s)
         if not self.candidates or (pinned and pinned not in self._slots):
@@ -206,11 +202,7 @@ class Admission:
             return Refused("cohort", self.drain_s(now_s))
         pace = self.pacer.pace_of(self._slots[pinned], now_s) if pinned else self.pacer.pace(self.limit, now_s)
         ticket.cost_s = pace.batch_s * ticket.work
-        # The mean has the stragglers in it, which what a call needs leaves out.
-        ticket.least_s = min(pace.batch_s, pace.need_s)
-        if ticket.work > 1.0:
-            fills = sum(self._slots.values()) / (ROUNDS * self.ready)
-            ticket.least_s *= rounds(ticket.work, fills)
+        ticket.least_s = pace.least_s(ticket.work, self._slots.values())
         self._expire(now_s)
         replica: str | None
         if pinned:
@@ -218,7 +210,8 @@ class Admission:
         elif self._room.waiting > self._room.waiting_pinned:
             replica = None
         else:
-            replica = self._pick(ticket, pace.need_s, now_s)
+            kept = self.kept.kept(ticket.criticality, self._in_flight, self.fit.declared, pace.batch_s, now_s)
+            replica = self.kept.elsewhere(kept, self.balance, lambda: self._pick(ticket, pace.need_s, now_s))
         if replica is not None:
             if not pinned and not self._in_time(replica, ticket.deadline_s, now_s):
                 self._refused["infeasible"] += 1
@@ -262,7 +255,7 @@ class Admission:
         return self._free(ticket.pinned) and (not ticket.opens or self._room_to_open(ticket.pinned))
 
     def _room_to_open(self, replica: str) -> bool:
-        return self._opening.get(replica, 0) < max(1, self._slots.get(replica, 0) // 2)
+        return self._openers.room(replica, self._slots.get(replica, 0))
 
     def another(self, kind: Kind, tried: Collection[str], now_s: float, work: float = 1.0) -> Permit | None:
         """A slot at once on a replica that the call has not been to, for a retry or a hedge; None if there is none, or
@@ -278,8 +271,7 @@ class Admission:
 
     def may_hedge(self, tried: Collection[str], now_s: float, *, cancels_capped: bool) -> HedgeWord:
         """Whether the state of the pool allows a second attempt of a call that may have one. O(candidates)."""
-        failing = self.balance.ejection.panic or self.failing > FAILING_MAX
-        troubles = Troubles(cancels_capped, failing, self.fit.shrinking(now_s))
+        troubles = Troubles(cancels_capped, self._ejection.panic or self.failing.too_many, self.fit.shrinking(now_s))
         load = Load(self._room.waiting, self.in_flight, self.hedges_out, self.hedging.mean_in_flight)
         view = pool_view(self._in_flight, self._slots, tried, troubles, load)
         return hedge_verdict(view, self.hedging.settings)
@@ -324,6 +316,8 @@ class Admission:
             if unit_s:
                 self._fresh.append(duration_s)
                 self._rounds.append(unit_s)
+                if count * ROUNDS > self._slots.get(replica, 0):
+                    self._filled.append(unit_s)
                 if len(self._rounds) >= FRESH_MAX:
                     self.pacer.fold()
             else:
@@ -331,8 +325,10 @@ class Admission:
                 self.pacer.answered(duration_s, count, self._slots.get(replica, count), now_s)
             if not counted(replica, duration_s, now_s):
                 self._ejection.note(replica, _SUCCESS, duration_s, now_s)
-            if self.failing:
-                self.failing -= self.failing / FAILING_MEMORY
+            if self.failing.share:
+                self.failing.good()
+            if now_s < self.kept.until_s:
+                self.kept.ended(replica, in_flight.get(replica, 0), now_s)
         else:
             self._learn(permit, special or USUAL, now_s)
         if not self._open:
@@ -341,9 +337,7 @@ class Admission:
     def _learn(self, permit: Permit, special: Special, now_s: float) -> None:
         replica = permit.replica
         if special.opens:
-            self._opening[replica] -= 1
-            if not self._opening[replica]:
-                del self._opening[replica]
+            self._openers.give_back(replica)
         self.hedges_out -= special.kind == "hedge"
         self.balance.ended(permit, now_s)
         attempt = permit.attempt
@@ -360,9 +354,9 @@ class Admission:
             elif TEACHINGS[outcome].hedge is _LOWER_BOUND:
                 self.pacer.cut_short(duration_s, now_s)
         if outcome is _OK:
-            self.failing -= self.failing / FAILING_MEMORY
+            self.failing.good()
         elif TEACHINGS[outcome].breaker is _FAILURE:
-            self.failing += (1.0 - self.failing) / FAILING_MEMORY
+            self.failing.bad()
 
     def _tell(self, now_s: float) -> None:
         """Once a second, and when a window of the pacer or of the limit ends: the judges hear how long calls take."""
@@ -385,6 +379,7 @@ class Admission:
         candidates are passed over.
         """
         slots = self.fit.update(candidates, now_s)
+        self.kept.only(slots)
         self.ready = len(slots)
         self._room.queue_max = self.queue_max_of(sum(slots.values()))
         known, self._known = self._known | self._slots, slots
@@ -421,9 +416,10 @@ class Admission:
     def _serve(self, now_s: float) -> None:
         """Grant what can be granted. Afterwards nobody waits whom the balance would send now."""
         room, pace = self._room, self.pacer.pace(self.limit, now_s)
+        self.kept.look_s = math.inf
         refused: list[Refusal[Ticket]] = room.expire(now_s, pace)
         while room.waiting > room.waiting_pinned:
-            replica = self.balance.pick(self._in_flight, now_s, waiting=room.waiting - 1)
+            replica = self._next_place(room, pace, now_s)
             if replica is None or not self._pop(replica, now_s, pace, refused):
                 break
         if room.waiting_pinned:
@@ -435,6 +431,14 @@ class Admission:
             self._refuse(refusal.ticket, refusal.why)
         self._tell_cohorts(now_s)
         self._look_around()
+
+    def _next_place(self, room: WaitingRoom[Ticket], pace: Pace, now_s: float) -> str | None:
+        """Where the one whose turn it is would be sent."""
+        waiting, kept = room.waiting - 1, self.kept
+        ticket = room.peek("") if now_s < kept.until_s else None
+        rank = 0 if ticket is None else ticket.criticality
+        barred = kept.kept(rank, self._in_flight, self.fit.declared, pace.batch_s, now_s)
+        return kept.elsewhere(barred, self.balance, lambda: self.balance.pick(self._in_flight, now_s, waiting=waiting))
 
     def _tell_cohorts(self, now_s: float) -> None:
         """Also where a call may be turned away for what they know: while nobody is served nobody else tells them that
@@ -465,7 +469,7 @@ class Admission:
         if ticket is not None:
             self.cohorts.note_admitted(ticket.level)
             if ticket.opens:
-                self._opening[replica] = self._opening.get(replica, 0) + 1
+                self._openers.take(replica)
         return Permit(replica, count, None if special == USUAL else special)
 
     def _expire(self, now_s: float) -> None:
@@ -491,6 +495,6 @@ class Admission:
             "cohorts": self.cohorts.statistics(now_s),
             "pace": self.pacer.statistics(now_s),
             "hedging": {**self.hedging.statistics(now_s), "out": self.hedges_out},
-            "failing": self.failing,
+            "failing": self.failing.share,
             **self.balance.statistics(now_s),
         }

@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar
 
 from gateway.decide.codel import Codel, CodelSettings
 from gateway.decide.rendezvous import digest
+from gateway.decide.turned_away import TurnedAway
 
 LINES = 64
 HAND = 8
@@ -44,6 +45,7 @@ class RoomTicket:
     """
 
     __slots__ = (
+        "admitted",
         "cost_ns",
         "cost_s",
         "criticality",
@@ -69,6 +71,7 @@ class RoomTicket:
         work: float = 1.0,
         pinned: str = "",
         opens: bool = False,
+        admitted: bool = False,
     ) -> None:
         self.offered_s = offered_s
         self.deadline_s = deadline_s
@@ -86,6 +89,8 @@ class RoomTicket:
         """The one replica that may run it, "" for any."""
         self.opens = opens
         """It begins a sequence (pinned tickets only)."""
+        self.admitted = admitted
+        """Its call has had a slot before, and lost it: only its deadline may turn it away now."""
         # The room's own.
         self.cost_ns = 0
         self.entry: tuple[float, int, Any] = (0.0, 0, None)
@@ -139,7 +144,9 @@ class Line(Generic[T]):
 class Level(Generic[T]):
     """One class: its lines, and whose turn it is."""
 
-    __slots__ = ("_codel", "_quantum_ns", "by_tenant", "guard", "places", "rank", "ring", "waiting", "work_ns")
+    __slots__ = (
+        "_codel", "_quantum_ns", "by_tenant", "guard", "places", "rank", "ring", "turned_away", "waiting", "work_ns",
+    )  # fmt: skip
 
     def __init__(self, rank: int, quantum_ns: int, codel: CodelSettings) -> None:
         self.rank = rank
@@ -151,6 +158,7 @@ class Level(Generic[T]):
         self.by_tenant: dict[str, Line[T]] = {}
         self.guard = Codel(codel)
         """Over the whole class: drops nobody, tells whether even the best-off wait."""
+        self.turned_away = TurnedAway()
         self.waiting = 0
         self.work_ns = 0
 

@@ -4,7 +4,9 @@ What it knows comes from calls that were answered, and from those cut short as l
 
 - *A round*: the time of one full batch, S(b*). The slots of a replica are two rounds of work, one that runs and one
   that fills, so a call that was sent as number r of K slots took 1 + (r - 1) / K of them (`service_time.per_unit`). It
-  is a mean, not a median: work is conserved, and stragglers are a part of what must be waited for.
+  is a mean, not a median: work is conserved, and stragglers are a part of what must be waited for. At little load
+  batches are small and short, and nobody waits; so what counts is what was seen when more than half of a replica's
+  slots were taken, however long ago: else the first calls of each burst would be told far too short a wait.
 - *What a call needs* from send to reply: the 95th percentile of the last half minute, but at most twice the median: a
   call waits for one batch at most before its own, and what is beyond is bad luck. Were one call in ten a straggler,
   the percentile alone would refuse everybody who can't afford to be one.
@@ -26,11 +28,8 @@ from typing import Any
 
 from gateway.decide.quantiles import FRESH_MAX, QuantileSettings, QuantileWindow
 from gateway.decide.service_time import per_unit
-from gateway.decide.waiting_room import Pace
+from gateway.decide.waiting_room import ROUNDS, Pace
 from gateway.decide.work import rounds
-
-ROUNDS = 2
-"""Rounds of work that fill the slots of a replica (`fleet/slots.py`)."""
 
 LEAST = 0.1
 """The share of calls that are quicker than `Pacer.least_s`."""
@@ -55,16 +54,37 @@ class PacerSettings:
             raise ValueError(f"refresh_s must be positive and finite, not {self.refresh_s}")
 
 
+class Mean:
+    """A plain mean of the first values, then one that forgets, over `memory` of them; 0 before the first."""
+
+    __slots__ = ("_memory", "_seen", "value")
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._seen = 0
+        self.value = 0.0
+
+    def take_in(self, fresh: list[float]) -> None:
+        """These all count alike. Empties the list."""
+        count = len(fresh)
+        if count:
+            share = max(count / (self._seen + count), 1.0 - (1.0 - 1.0 / self._memory) ** count)
+            self.value += (sum(fresh) / count - self.value) * share
+            self._seen = min(self._memory, self._seen + count)
+            fresh.clear()
+
+
 class Pacer:
     """Of one (pool, model, version)."""
 
     __slots__ = (
+        "_any",
+        "_filled",
         "_pace",
-        "_round_s",
-        "_seen",
         "_settings",
         "_slots",
         "due_s",
+        "filled",
         "least_s",
         "median_s",
         "need_s",
@@ -80,8 +100,12 @@ class Pacer:
         """Of calls that are in no mean yet, the time of a round. A hot path may append here, together with
         `window.fresh`, and has to call `fold` at `FRESH_MAX` of them.
         """
-        self._round_s = 0.0
-        self._seen = 0
+        self.filled: list[float] = []
+        """Of those, the ones of calls that found more than half of their replica's slots taken. To be appended to as
+        well.
+        """
+        self._any = Mean(self._settings.memory)
+        self._filled = Mean(self._settings.memory)
         self._slots = 0
         self._pace = Pace(1, 0.0, 0.0, 0.0)
         self.due_s = -math.inf
@@ -99,7 +123,10 @@ class Pacer:
         """
         self.window.record(duration_s, now_s)
         lasted = rounds(work, slots / ROUNDS)
-        self.rounds.append(per_unit(duration_s, work=lasted, in_flight=in_flight, slots=slots))
+        round_s = per_unit(duration_s, work=lasted, in_flight=in_flight, slots=slots)
+        self.rounds.append(round_s)
+        if in_flight * ROUNDS > slots:
+            self.filled.append(round_s)
         if len(self.rounds) >= FRESH_MAX:
             self.fold()
 
@@ -110,15 +137,8 @@ class Pacer:
     def fold(self) -> None:
         """Take in what is fresh."""
         self.window.fold()
-        rounds = self.rounds
-        if not rounds:
-            return
-        # A plain mean of the first calls, then one that forgets; calls of one fold count alike.
-        memory, count = self._settings.memory, len(rounds)
-        share = max(count / (self._seen + count), 1.0 - (1.0 - 1.0 / memory) ** count)
-        self._round_s += (sum(rounds) / count - self._round_s) * share
-        self._seen = min(memory, self._seen + count)
-        rounds.clear()
+        self._any.take_in(self.rounds)
+        self._filled.take_in(self.filled)
 
     def pace(self, slots: int, now_s: float) -> Pace:
         """As of now, for servers with `slots` in all. The same object until something changed. O(1), O(buckets in use)
@@ -131,7 +151,7 @@ class Pacer:
     def pace_of(self, slots: int, now_s: float) -> Pace:
         """Of one replica with `slots`, for what is pinned to it."""
         pace = self.pace(self._slots, now_s)
-        return Pace(max(1, slots // ROUNDS), pace.batch_s, pace.service_s, pace.need_s)
+        return Pace(max(1, slots // ROUNDS), pace.batch_s, pace.service_s, pace.need_s, pace.behind_s)
 
     def _refresh(self, slots: int, now_s: float) -> None:
         self.due_s = now_s + self._settings.refresh_s
@@ -147,7 +167,8 @@ class Pacer:
         else:
             self.least_s, self.median_s, late_s = found
             self.need_s = need_s = min(late_s, ROUNDS * self.median_s)
-            self._pace = Pace(instances, self._round_s, need_s, need_s)
+            round_s = self._filled.value or self._any.value
+            self._pace = Pace(instances, round_s, need_s, need_s, max(need_s, (ROUNDS + 1) * round_s))
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         """As of the last refresh; 0 while nothing is known."""

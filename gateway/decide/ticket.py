@@ -34,10 +34,18 @@ class Ticket(RoomTicket):
         level: int = 0,
         pinned: str = "",
         opens: bool = False,
+        admitted: bool = False,
         key: Key | None = None,
     ) -> None:
         super().__init__(
-            offered_s, deadline_s, criticality=criticality, tenant=tenant, work=work, pinned=pinned, opens=opens
+            offered_s,
+            deadline_s,
+            criticality=criticality,
+            tenant=tenant,
+            work=work,
+            pinned=pinned,
+            opens=opens,
+            admitted=admitted,
         )
         self.level = level
         """`cohorts.level` of the call."""

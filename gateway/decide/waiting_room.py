@@ -7,6 +7,9 @@ while, neither gets more than `quantum_s` plus twice the largest cost ahead of t
 
 Who is refused, and the word for it (`Why`):
 - on arrival, `infeasible`: its estimated wait and its service do not fit before its deadline;
+- on arrival, `beyond_objective`: they do, but not into the model's objective, and it would wait for more than half a
+  round of batches. A queue that makes its calls miss the objective is not worth having: an answer that comes too late
+  for most is dearer than a refusal at once, after which less may be had in time. The top class is not refused so;
 - on arrival, `queue_full`; but a call of a higher class pushes out one of the lowest class present, and one of a
   tenant with little waiting pushes out one of the tenant with most (McKenney's stochastic fairness queueing, 1990):
   else whoever sends most would hold the whole room. The one `pushed_out` has the latest deadline in the fullest line;
@@ -24,19 +27,22 @@ Memory: at most `queue_max` tickets, as many names of tenants, and `LINES` lines
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple
 
 from gateway.decide.codel import DEFAULTS as CODEL_DEFAULTS
 from gateway.decide.codel import CodelSettings
 from gateway.decide.fair_lines import ANY, NS, Lane, Level, Line, T
+from gateway.decide.work import rounds
 
+ROUNDS = 2
+"""Rounds of work that fill the slots of a replica (`fleet/slots.py`)."""
 CLASSES = 4
 """Google's criticalities: critical plus, critical, sheddable plus, sheddable (Site Reliability Engineering, 21)."""
 
-Why = Literal["queue_full", "infeasible", "pushed_out", "too_late", "standing_queue"]
-WORDS: tuple[Why, ...] = ("queue_full", "infeasible", "pushed_out", "too_late", "standing_queue")
+Why = Literal["queue_full", "infeasible", "beyond_objective", "pushed_out", "too_late", "standing_queue"]
+WORDS: tuple[Why, ...] = ("queue_full", "infeasible", "beyond_objective", "pushed_out", "too_late", "standing_queue")
 
 ONLY_ANY: tuple[Lane, ...] = (ANY,)
 
@@ -73,11 +79,20 @@ class Pace:
     """From send to reply, 95th percentile."""
     need_s: float
     """Who has less than this left is not sent: the service and a safety."""
+    behind_s: float = 0.0
+    """From send to reply of who had to wait, at the worst: it has just missed a batch, and another one is full."""
 
     def __post_init__(self) -> None:
-        times = (self.batch_s, self.service_s, self.need_s)
+        times = (self.batch_s, self.service_s, self.need_s, self.behind_s)
         if not (self.instances >= 1 and all(0 <= time < math.inf for time in times)):
             raise ValueError(f"a pace must have an instance, and finite times of at least 0, not {self}")
+
+    def least_s(self, work: float, slots: Collection[int]) -> float:
+        """How long a call of so much work takes at the least once it is sent, to one of the replicas with `slots`. The
+        mean of a batch has the stragglers in it, which what a call needs leaves out.
+        """
+        least_s = min(self.batch_s, self.need_s)
+        return least_s if work <= 1.0 else least_s * rounds(work, sum(slots) / (ROUNDS * len(slots)))
 
 
 class Refusal(NamedTuple, Generic[T]):
@@ -90,7 +105,7 @@ class Offered(NamedTuple, Generic[T]):
     room for it.
     """
 
-    why: Literal["waits", "queue_full", "infeasible"]
+    why: Literal["waits", "queue_full", "infeasible", "beyond_objective"]
     wait_s: float
     pushed_out: T | None = None
 
@@ -135,10 +150,18 @@ class WaitingRoom(Generic[T]):
         ticket.entry = (-ticket.deadline_s, -(self._arrivals + 1), ticket)
         level = self._levels[ticket.criticality]
         line = level.find(ticket.tenant)
-        wait_s = self._wait_s(ticket, level, line, pace)
+        broken_s = self._wait_s(ticket, level, line, pace)
+        wait_s = max(1, math.ceil(broken_s / pace.batch_s - 1e-6)) * pace.batch_s if broken_s else 0.0
         if now_s + wait_s + max(pace.service_s, ticket.least_s) > ticket.deadline_s:
             self._refused["infeasible"] += 1
             return Offered("infeasible", wait_s)
+        bound = not (ticket.pinned or ticket.admitted)
+        beyond = bound and ticket.criticality > 0 and self._beyond_objective(ticket, broken_s, pace)
+        if bound:
+            level.turned_away.note(ticket.tenant, beyond, now_s, level.guard.interval_s)
+        if beyond:
+            self._refused["beyond_objective"] += 1
+            return Offered("beyond_objective", wait_s)
         victim: T | None = None
         if self.waiting >= self.queue_max:
             victim = self._victim(ticket, line)
@@ -157,9 +180,19 @@ class WaitingRoom(Generic[T]):
             self._earliest_s = ticket.deadline_s
         return Offered("waits", wait_s, victim)
 
+    def _beyond_objective(self, ticket: T, wait_s: float, pace: Pace) -> bool:
+        """`wait_s`: the work ahead, in whole and broken rounds. Half a round may always wait, lest a model whose
+        objective cannot be met serves less than it can; and a large call as long as it takes itself.
+        """
+        if not self._objective_s:
+            return False
+        spare_s = self._objective_s - max(pace.behind_s, ticket.least_s)
+        return wait_s > max(spare_s, pace.batch_s / 2, ticket.least_s if ticket.work > 1.0 else 0.0)
+
     def _wait_s(self, ticket: T, level: Level[T], line: Line[T] | None, pace: Pace) -> float:
-        """ceil(work ahead and its own / work of one round of batches) batch times; of its own, a batch at most. At the
-        usual cost, S(b*)/b*, and with n calls ahead that is ceil((n + 1) / (instances x b*)) x S(b*).
+        """Work ahead and its own in batch times, where a round of batches does as much as all instances in one; of its
+        own, a batch at most. At the usual cost, S(b*)/b*, and with n calls ahead that is (n + 1) / (instances x b*) x
+        S(b*).
 
         Ahead are all of the classes above, the earlier deadlines of its own line, and of each other line of its class
         what that may get before this one's turn, by the fairness of turns.
@@ -181,7 +214,7 @@ class WaitingRoom(Generic[T]):
                 others -= 1
             turns_ns = others * (own_ns + ticket.cost_ns + self._quantum_ns)
             ahead_ns += own_ns + min(level.work_ns - line_ns, turns_ns)
-        return max(1, math.ceil(ahead_ns / round_ns - 1e-6)) * pace.batch_s
+        return ahead_ns / round_ns * pace.batch_s
 
     def _pinned_ns(self, ticket: T, level: Level[T]) -> int:
         """The work ahead of a pinned ticket: what is pinned to the same replica. The rest can go elsewhere."""
@@ -269,7 +302,7 @@ class WaitingRoom(Generic[T]):
             assert line is not None
             waited_s = max(0.0, now_s - ticket.offered_s)
             standing = False
-            if not ticket.pinned:
+            if not (ticket.pinned or ticket.admitted):
                 bearable_s = self._objective_s - pace.need_s
                 line.level.guard.drops(waited_s, now_s, pace.batch_s, bearable_s)
                 standing = line.guard.drops(waited_s, now_s, pace.batch_s, bearable_s)
@@ -333,10 +366,11 @@ class WaitingRoom(Generic[T]):
         return tickets
 
     def overloaded(self, now_s: float) -> bool:
-        """A queue stands in some class, even for those of it who wait least: a sign to shed by cohort
-        (`cohorts.py`). One tenant's backlog beside others that hardly wait is none.
+        """A queue stands in some class, even for those of it who wait least, or a share of every tenant's calls is
+        refused for its length: a sign to shed by cohort (`cohorts.py`). One tenant's backlog beside others that hardly
+        wait is none.
         """
-        return any(level.guard.overloaded(now_s) for level in self._levels)
+        return any(level.guard.overloaded(now_s) or level.turned_away.overloaded(now_s) for level in self._levels)
 
     def settle_s(self) -> float:
         """How long it may take until `overloaded` tells of a change: the interval in which it comes is spoilt, the next

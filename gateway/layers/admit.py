@@ -274,7 +274,7 @@ def _refused(call: Call, admission: Admission, why: Why, wait_s: float) -> Gatew
             "when there is less to do",
         )
     retry_after_s = max(RETRY_AFTER_MIN_S, wait_s)
-    if why in ("cohort", "standing_queue"):
+    if why in ("cohort", "standing_queue", "beyond_objective"):
         return GatewayError(
             Reason.SHED,
             f"{named} has more to do than it can: calls of this class are being turned away; try again later",

@@ -158,6 +158,7 @@ class BoundDesk(AdmissionDesk):
     def look(self) -> None:
         self.admission.look(self._now_s())
         super().wake()
+        self._watch()
 
     def wake(self) -> None:
         super().wake()
@@ -172,6 +173,7 @@ class BoundDesk(AdmissionDesk):
     def give_back(self, permit: Permit) -> None:
         self.admission.give_back(permit, self._now_s())
         self.wake()
+        self._watch()
         if self.admission.news:
             self.tell()
 

@@ -6,6 +6,7 @@ The decider wakes nobody; who holds it must, each time. This is the one place wh
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,7 +31,7 @@ NO_DEADLINE_S = 3600.0
 class AdmissionDesk(Waiting):
     """Implements `core.permit.Desk`. It waits on the wheel while calls wait here."""
 
-    __slots__ = ("_named", "_now_s", "_seen", "_wheel", "admission", "tally")
+    __slots__ = ("_due_s", "_named", "_now_s", "_seen", "_wheel", "admission", "tally")
 
     def __init__(
         self, admission: Admission, now_s: Callable[[], float], wheel: TimerWheel, named: str = "a model"
@@ -42,6 +43,8 @@ class AdmissionDesk(Waiting):
         self.tally = ClassTally()
         self._now_s = now_s
         self._wheel = wheel
+        self._due_s = math.inf
+        """When it fires, while it waits."""
         self._seen = 0
 
     @property
@@ -70,6 +73,8 @@ class AdmissionDesk(Waiting):
         admission.give_back(permit, clock_s())
         if admission.decided:
             self.wake()
+        if admission.kept.look_s < self._due_s:
+            self._watch()
         if admission.news:
             self.tell()
 
@@ -94,6 +99,17 @@ class AdmissionDesk(Waiting):
         """A ticket was offered here, which may have decided the fate of others."""
         if self.admission.decided:
             self.wake()
+        self._watch()
+
+    def _watch(self) -> None:
+        """While somebody waits: look again at the latest after `LOOK_S`, and when a slot is free by time alone."""
+        admission = self.admission
+        if admission.waiting:
+            due_s = min(self._now_s() + LOOK_S, admission.kept.look_s)
+            if not self.waits or due_s < self._due_s:
+                self.cancel()
+                self._due_s = due_s
+                self._wheel.place(self, due_s)
 
     def begun(self) -> None:
         """One more ticket waits, and can be woken."""
@@ -104,8 +120,8 @@ class AdmissionDesk(Waiting):
         ticket.waiter = future
         if ticket.permit is not None or ticket.why is not None:
             future.set_result(None)
-        elif not self.waits:
-            self._wheel.place(self, self._now_s() + LOOK_S)
+        else:
+            self._watch()
         try:
             self.begun()
             await future
@@ -124,8 +140,7 @@ class AdmissionDesk(Waiting):
         self.admission.look(now_s)
         self.wake()
         self.tell()
-        if self.admission.waiting:
-            self._wheel.place(self, now_s + LOOK_S)
+        self._watch()
 
     def answered(self, permit: Permit) -> None:
         self.admission.answered(permit, self._now_s())
@@ -149,6 +164,7 @@ class AdmissionDesk(Waiting):
                 criticality=call.criticality,
                 tenant=call.identity.tenant,
                 work=call.work,
+                admitted=True,
             )
             decision = admission.offer(ticket, now_s)
             self.asked()
@@ -192,7 +208,7 @@ class AdmissionDesk(Waiting):
             "slots": admission.limit,
             "mean_in_flight": round(admission.hedging.mean_in_flight, 3),
             "hedges_out": admission.hedges_out,
-            "failing": round(admission.failing, 3),
+            "failing": round(admission.failing.share, 3),
         }
 
     def fresh_grants(self) -> int:

@@ -38,7 +38,7 @@ def test_a_replica_has_its_share_of_the_pace() -> None:
     told(pacer, 0.1, times=60)
     whole = pacer.pace(16, 1.0)
     own = pacer.pace_of(4, 1.0)
-    assert own == Pace(2, whole.batch_s, whole.service_s, whole.need_s)
+    assert own == Pace(2, whole.batch_s, whole.service_s, whole.need_s, whole.behind_s)
     assert pacer.pace_of(1, 1.0).instances == 1
     assert pacer.pace(16, 1.0) is whole
 
@@ -114,3 +114,24 @@ def test_calls_of_hasty_callers_do_not_make_the_servers_look_quick() -> None:
 def test_settings_out_of_range_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         PacerSettings(**values)  # type: ignore[arg-type]
+
+
+def test_a_round_is_what_was_seen_when_replicas_were_filled() -> None:
+    """Small batches are short; after a quiet time a burst is to be told how long full ones take."""
+    subject = Pacer()
+    for number in range(200):
+        subject.answered(0.06 * (1 + 15 / 16), 16, 16, number / 100)
+    assert subject.pace(16, 2.0).batch_s == pytest.approx(0.06)
+    for number in range(2000):
+        subject.answered(0.02, 1, 16, 2.0 + number / 10)
+    pace = subject.pace(16, 203.0)
+    assert pace.batch_s == pytest.approx(0.06)
+    assert pace.need_s < 0.03, "what a call needs is what calls need now"
+    assert pace.behind_s == pytest.approx(0.18)
+
+
+def test_until_replicas_have_been_filled_a_round_is_what_is_seen() -> None:
+    subject = Pacer()
+    for number in range(200):
+        subject.answered(0.02, 1, 16, number / 100)
+    assert subject.pace(16, 2.0).batch_s == pytest.approx(0.02)

@@ -278,8 +278,8 @@ def test_the_mean_of_a_round_follows_the_last_calls_whether_they_come_alone_or_t
                     pacer.answered(level_s * chance.uniform(0.99, 1.01), 1, 8, 1.0)
                 pacer.fold()
                 seen += size
-                assert 0.0099 <= pacer._round_s <= 0.051
-            assert pacer._round_s == pytest.approx(level_s, rel=0.01)
+                assert 0.0099 <= pacer._any.value <= 0.051
+            assert pacer._any.value == pytest.approx(level_s, rel=0.01)
         assert not pacer.rounds
         assert not pacer.window.fresh
 
@@ -292,8 +292,8 @@ def test_the_first_rounds_are_a_plain_mean() -> None:
         alone.answered(value_s, 1, 8, 1.0)
         alone.fold()
     together.fold()
-    assert together._round_s == pytest.approx(sum(values) / len(values))
-    assert alone._round_s == pytest.approx(together._round_s, rel=0.15)
+    assert together._any.value == pytest.approx(sum(values) / len(values))
+    assert alone._any.value == pytest.approx(together._any.value, rel=0.15)
 
 
 # --- admission's ------------------------------------------------------------------------------------------------------

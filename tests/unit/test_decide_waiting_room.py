@@ -408,6 +408,75 @@ def test_how_long_pinned_calls_wait_says_nothing_about_the_queue() -> None:
     assert not subject.overloaded(1.0)
 
 
+WITHIN = Pace(instances=2, batch_s=0.02, service_s=0.04, need_s=0.03, behind_s=0.06)
+
+
+def let_in(objective_s: float, *, rank: int = 1, pinned: str = "", pace: Pace = WITHIN) -> int:
+    """How many of a hundred calls are let in to wait, before the first that is refused for the objective."""
+    subject = WaitingRoom[RoomTicket](1000, objective_s=objective_s)
+    for count in range(100):
+        answer = subject.offer(ticket(rank=rank, pinned=pinned), 0.0, pace)
+        if answer.why != "waits":
+            assert answer.why == "beyond_objective"
+            assert subject.waiting == count
+            assert subject.statistics(0.0)["refused"]["beyond_objective"] == 1
+            return count
+    return 100
+
+
+def test_no_more_wait_than_can_be_answered_within_the_objective() -> None:
+    """2.5 ms of accelerator time each, two batches at a time: sixteen calls are a round of 20 ms."""
+    assert let_in(0.06 + 0.02) == 16
+    assert let_in(0.06 + 0.05) == 40
+    assert let_in(10.0) == 100
+    assert let_in(0.0) == 100, "nothing is promised"
+    assert let_in(0.06 + 0.02, pace=UNKNOWN) == 100, "nothing is known"
+
+
+def test_where_the_objective_cannot_be_met_half_a_round_may_wait() -> None:
+    assert let_in(0.001) == 8
+    assert let_in(0.06) == 8
+
+
+def test_the_top_class_and_steps_of_sequences_are_not_bound_by_the_objective() -> None:
+    assert let_in(0.08, rank=0) == 100
+    assert let_in(0.08, pinned="gpu/a") == 100
+
+
+def test_a_call_that_has_had_a_slot_before_is_bound_by_its_deadline_alone() -> None:
+    subject = WaitingRoom[RoomTicket](1000, objective_s=0.08)
+    fill(subject, 16)
+    assert subject.offer(ticket(), 0.0, WITHIN).why == "beyond_objective"
+    again = RoomTicket(0.0, 100.0, cost_s=COST_S, admitted=True)
+    assert subject.offer(again, 0.0, WITHIN).why == "waits"
+    soon = RoomTicket(0.0, 0.05, cost_s=COST_S, admitted=True)
+    assert subject.offer(soon, 0.0, WITHIN).why == "infeasible"
+
+
+def fill(subject: Room, count: int) -> None:
+    for _ in range(count):
+        assert subject.offer(ticket(), 0.0, WITHIN).why == "waits"
+
+
+def test_a_large_call_may_wait_for_as_long_as_it_takes() -> None:
+    subject = WaitingRoom[RoomTicket](1000, objective_s=0.08)
+    fill(subject, 16)
+    large = RoomTicket(0.0, 100.0, cost_s=20 * COST_S, work=20.0)
+    large.least_s = 0.05
+    assert subject.offer(large, 0.0, WITHIN).why == "waits"
+
+
+def test_what_is_refused_for_the_objective_is_a_sign_of_overload() -> None:
+    subject = WaitingRoom[RoomTicket](1000, objective_s=0.08)
+    fill(subject, 16)
+    assert not subject.overloaded(0.0)
+    for _ in range(10):
+        subject.offer(ticket(), 0.0, WITHIN)
+    assert not subject.overloaded(0.0)
+    assert subject.overloaded(0.11)
+    assert not subject.overloaded(0.25), "nobody has come for an interval"
+
+
 def test_nobody_is_dropped_for_a_wait_that_leaves_the_objective_within_reach() -> None:
     for objective_s, stands in ((PACE.need_s + 1.1, False), (PACE.need_s + 0.1, True)):
         subject = WaitingRoom[RoomTicket](1000, objective_s=objective_s)
