@@ -99,10 +99,8 @@ class Admission:
         """With the slots that they have now. For reading; as they declared themselves: `fit.declared`."""
         self.ready = 0
         """Replicas that may be sent calls."""
-        self.limit = 0
-        """The sum of the slots of all candidates."""
-        self.in_flight = 0
-        """Slots that are taken. These three are for reading."""
+        self.limit = self.in_flight = 0
+        """The sum of the slots of all candidates, and those that are taken. These three are for reading."""
         self.kept = KeptRound()
         self.decided: list[Ticket] = []
         """Waiting tickets that were granted or refused meanwhile; the layer empties it."""
@@ -434,7 +432,7 @@ class Admission:
 
     def _next_place(self, room: WaitingRoom[Ticket], pace: Pace, now_s: float) -> str | None:
         """Where the one whose turn it is would be sent."""
-        waiting, kept = room.waiting - 1, self.kept
+        kept, waiting = self.kept, room.waiting - 1
         ticket = room.peek("") if now_s < kept.until_s else None
         rank = 0 if ticket is None else ticket.criticality
         barred = kept.kept(rank, self._in_flight, self.fit.declared, pace.batch_s, now_s)
@@ -489,6 +487,7 @@ class Admission:
             "in_flight": self.in_flight,
             "in_flight_by_replica": dict(sorted(self._in_flight.items())),
             **{name: room[name] for name in ("waiting", "waiting_pinned", "queue_max", "oldest_wait_s", "withdrawn")},
+            "kept": self.kept.statistics(now_s),
             "granted": self.granted,
             "refused": {why: room["refused"].get(why, 0) + self._refused.get(why, 0) for why in WHYS},
             "room": room,

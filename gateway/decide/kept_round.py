@@ -36,7 +36,7 @@ STAYS_S = 10.0
 class KeptRound:
     """Of one (pool, model, version)."""
 
-    __slots__ = ("_ended", "_offered_s", "look_s", "until_s")
+    __slots__ = ("_ended", "_last", "_offered_s", "look_s", "until_s")
 
     def __init__(self) -> None:
         self._ended: dict[str, tuple[float, int]] = {}
@@ -45,6 +45,8 @@ class KeptRound:
         """When a call of it was offered last."""
         self.until_s = -math.inf
         """So long several classes come. For reading: before it, answers are to be told of (`ended`)."""
+        self._last: Mapping[str, float] = {}
+        """What was kept from the last who asked."""
         self.look_s = math.inf
         """From then on who waits may get a slot though nothing comes back, as of the last `elsewhere`. For reading."""
 
@@ -92,11 +94,15 @@ class KeptRound:
                 found[each.replica] = until_s
         return found
 
+    def statistics(self, now_s: float) -> Mapping[str, float]:
+        """Replicas that are kept from whoever asked last, and for how many more seconds."""
+        return {replica: until_s - now_s for replica, until_s in sorted(self._last.items()) if until_s > now_s}
+
     def elsewhere(self, kept: Mapping[str, float], balance: Balance, pick: Callable[[], str | None]) -> str | None:
         """What `pick` finds with `balance` if it is not to look at those that are `kept`. If that is nothing, `look_s`
         says when to ask again.
         """
-        self.look_s = math.inf
+        self.look_s, self._last = math.inf, kept
         if not kept:
             return pick()
         allowed = balance.allowed

@@ -140,6 +140,11 @@ class Pacer:
         self._any.take_in(self.rounds)
         self._filled.take_in(self.filled)
 
+    @property
+    def behind_s(self) -> float:
+        """Of the last `pace`."""
+        return self._pace.behind_s
+
     def pace(self, slots: int, now_s: float) -> Pace:
         """As of now, for servers with `slots` in all. The same object until something changed. O(1), O(buckets in use)
         every `refresh_s`.

@@ -150,13 +150,13 @@ class WaitingRoom(Generic[T]):
         ticket.entry = (-ticket.deadline_s, -(self._arrivals + 1), ticket)
         level = self._levels[ticket.criticality]
         line = level.find(ticket.tenant)
-        broken_s = self._wait_s(ticket, level, line, pace)
-        wait_s = max(1, math.ceil(broken_s / pace.batch_s - 1e-6)) * pace.batch_s if broken_s else 0.0
+        ahead_ns = self._ahead_ns(ticket, level, line)
+        wait_s = self._wait_s(ticket, ahead_ns, pace)
         if now_s + wait_s + max(pace.service_s, ticket.least_s) > ticket.deadline_s:
             self._refused["infeasible"] += 1
             return Offered("infeasible", wait_s)
         bound = not (ticket.pinned or ticket.admitted)
-        beyond = bound and ticket.criticality > 0 and self._beyond_objective(ticket, broken_s, pace)
+        beyond = bound and ticket.criticality > 0 and self._beyond_objective(ticket, ahead_ns, pace)
         if bound:
             level.turned_away.note(ticket.tenant, beyond, now_s, level.guard.interval_s)
         if beyond:
@@ -180,41 +180,41 @@ class WaitingRoom(Generic[T]):
             self._earliest_s = ticket.deadline_s
         return Offered("waits", wait_s, victim)
 
-    def _beyond_objective(self, ticket: T, wait_s: float, pace: Pace) -> bool:
-        """`wait_s`: the work ahead, in whole and broken rounds. Half a round may always wait, lest a model whose
-        objective cannot be met serves less than it can; and a large call as long as it takes itself.
+    def _beyond_objective(self, ticket: T, ahead_ns: int, pace: Pace) -> bool:
+        """Whether what is ahead of it takes too long. Half a round may always wait, lest a model whose objective cannot
+        be met serves less than it can; and a large call as long as it takes itself.
         """
-        if not self._objective_s:
+        if not (self._objective_s and pace.batch_s):
             return False
         spare_s = self._objective_s - max(pace.behind_s, ticket.least_s)
-        return wait_s > max(spare_s, pace.batch_s / 2, ticket.least_s if ticket.work > 1.0 else 0.0)
+        bound_s = max(spare_s, pace.batch_s / 2, ticket.least_s if ticket.work > 1.0 else 0.0)
+        return ahead_ns / (pace.instances * NS) > bound_s - 1e-9
 
-    def _wait_s(self, ticket: T, level: Level[T], line: Line[T] | None, pace: Pace) -> float:
-        """Work ahead and its own in batch times, where a round of batches does as much as all instances in one; of its
-        own, a batch at most. At the usual cost, S(b*)/b*, and with n calls ahead that is (n + 1) / (instances x b*) x
-        S(b*).
-
-        Ahead are all of the classes above, the earlier deadlines of its own line, and of each other line of its class
-        what that may get before this one's turn, by the fairness of turns.
+    def _wait_s(self, ticket: T, ahead_ns: int, pace: Pace) -> float:
+        """ceil(work ahead and its own / work of one round of batches) batch times; of its own, a batch at most. At the
+        usual cost, S(b*)/b*, and with n calls ahead that is ceil((n + 1) / (instances x b*)) x S(b*).
         """
         round_ns = pace.instances * pace.batch_s * NS
         if round_ns < 1:
             return 0.0
         # Of a large call no more than a batch: the rest it takes when it has its slot, which is its service.
-        ahead_ns = min(ticket.cost_ns, int(pace.batch_s * NS))
+        own_ns = min(ticket.cost_ns, int(pace.batch_s * NS))
+        return max(1, math.ceil((ahead_ns + own_ns) / round_ns - 1e-6)) * pace.batch_s
+
+    def _ahead_ns(self, ticket: T, level: Level[T], line: Line[T] | None) -> int:
+        """Work ahead: all of the classes above, the earlier deadlines of its own line, and of each other line of its
+        class what that may get before this one's turn, by the fairness of turns.
+        """
         if ticket.pinned:
-            ahead_ns += self._pinned_ns(ticket, level)
-        else:
-            for above in self._levels[: level.rank]:
-                ahead_ns += above.work_ns
-            own_ns = line_ns = 0
-            others = len(level.ring)
-            if line is not None:
-                own_ns, line_ns = line.earlier_ns(ANY, ticket.entry), line.work_ns
-                others -= 1
-            turns_ns = others * (own_ns + ticket.cost_ns + self._quantum_ns)
-            ahead_ns += own_ns + min(level.work_ns - line_ns, turns_ns)
-        return ahead_ns / round_ns * pace.batch_s
+            return self._pinned_ns(ticket, level)
+        own_ns = line_ns = 0
+        others = len(level.ring)
+        if line is not None:
+            own_ns, line_ns = line.earlier_ns(ANY, ticket.entry), line.work_ns
+            others -= 1
+        turns_ns = others * (own_ns + ticket.cost_ns + self._quantum_ns)
+        above_ns = sum(above.work_ns for above in self._levels[: level.rank])
+        return above_ns + own_ns + min(level.work_ns - line_ns, turns_ns)
 
     def _pinned_ns(self, ticket: T, level: Level[T]) -> int:
         """The work ahead of a pinned ticket: what is pinned to the same replica. The rest can go elsewhere."""

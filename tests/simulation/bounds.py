@@ -6,7 +6,7 @@ What is out is counted here from the messages that leave, not read from the gate
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -122,20 +122,38 @@ class BoundWatch:
         self._lanes[key, work > LARGE] -= 1
 
 
-def waits_in_vain(stack: Stack) -> Iterator[str]:
+TICK_S = 0.002
+"""Of the wheel: what opens by time alone is seen so much later at the most."""
+
+
+def waiting_places(stack: Stack, now_s: float) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Of each version of a model what admission says, the steps of sequences that wait by replica, and whether free
+    slots are not for everybody.
+    """
+    for model, layer in stack.admissions.items():
+        for version, state in layer.statistics(now_s).items():
+            admission = layer._desks[version].admission
+            lanes = admission._room._lanes
+            steps = {replica: count for (replica, opens), count in lanes.items() if replica and not opens}
+            kept = admission.kept.statistics(now_s - TICK_S)
+            bound = layer._bounds is not None
+            yield model, version, {**state, "steps_by_replica": steps, "bound": bound, "kept": kept}
+
+
+def waits_in_vain(stack: Stack, now_s: float) -> Iterator[str]:
     """Nothing is ready, and somebody waits at a bound desk who could run."""
     for model, layer in stack.admissions.items():
         for version, desk in layer._desks.items():
             for each in desk.desks():
                 admission = each.admission
                 if isinstance(admission, BoundAdmission):
-                    replica = _could_run_on(admission)
+                    replica = _could_run_on(admission, now_s)
                     if replica:
                         lane = "" if admission.lane is None else f" lane {admission.lane.number}"
                         yield f"{model} {version}{lane}: {admission.waiting} calls wait although {replica} is free"
 
 
-def _could_run_on(admission: BoundAdmission) -> str:
+def _could_run_on(admission: BoundAdmission, now_s: float) -> str:
     ticket = admission._room.peek("") if admission.waiting else None
     if ticket is None:
         return ""
@@ -146,7 +164,8 @@ def _could_run_on(admission: BoundAdmission) -> str:
         replica = candidate.replica
         if not picker.trusted(replica) or standings.get(replica, {}).get("standing") in ("probing", "ejected"):
             continue
-        if Admission._free(admission, replica) and admission._allowed(replica):
+        kept = replica in admission.kept.statistics(now_s - TICK_S)
+        if Admission._free(admission, replica) and admission._allowed(replica) and not kept:
             return replica
     return ""
 

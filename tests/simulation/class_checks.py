@@ -76,7 +76,7 @@ def nobody_is_shed_while_a_lower_class_is_let_in(report: Report) -> Iterator[str
     have come before it moved.
     """
     for calls in _queues(report):
-        shed = [(plan, call) for plan, call in calls if call.trail.reason is Reason.SHED and not call.trail.queued_s]
+        shed = [(plan, call) for plan, call in calls if _by_cohort(call)]
         for plan, call in shed:
             at_s = report.over_s[plan.number]
             for other, lower in calls:
@@ -108,6 +108,12 @@ def _queues(report: Report) -> Iterator[list[tuple[CallPlan, Call]]]:
             lane = 0 if call.pinned else _lane(report, call)
             queues[call.model, call.trail.version_routed, lane].append((plan, call))
     return (calls for calls in queues.values() if len({call.criticality for _, call in calls}) > 1)
+
+
+def _by_cohort(call: Call) -> bool:
+    """By the room it is refused for what is ahead of it, which no lower class is."""
+    said = any(note.decider == "admission" and note.word == "beyond_objective" for note in call.trail.notes or ())
+    return call.trail.reason is Reason.SHED and not call.trail.queued_s and not said
 
 
 def _lane(report: Report, call: Call) -> int:

@@ -27,7 +27,7 @@ from gateway.policy.keys import AnonymousAuthenticator
 from gateway.records.memory_store import MemoryStore
 from gateway.runtime.workers import InlineWorkers
 from gateway.wire.http2 import Http2Limits
-from tests.simulation.bounds import bounds_left
+from tests.simulation.bounds import bounds_left, waiting_places
 from tests.simulation.codec_network import CodecWays
 from tests.simulation.quotas import LEASE, OtherGateway, SimulatedStore, shares_a_store
 from tests.simulation.report import Entry, Front, stream_key
@@ -230,12 +230,7 @@ class RealHouse:
                         yield f"{model} {version}: a step of sequence {sequence!r} waits, and nothing is before it"
 
     def waiting_places(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-        now_s = self.world.clock.now_s()
-        for model, layer in self.assembly.stack.admissions.items():
-            for version, state in layer.statistics(now_s).items():
-                lanes = layer._desks[version].admission._room._lanes
-                steps = {replica: count for (replica, opens), count in lanes.items() if replica and not opens}
-                yield model, version, {**state, "steps_by_replica": steps, "bound": layer._bounds is not None}
+        return waiting_places(self.assembly.stack, self.world.clock.now_s())
 
     def left_behind(self) -> list[str]:
         now_s = self.world.clock.now_s()

@@ -26,7 +26,7 @@ from gateway.edge.grpc_port import GrpcPort
 from gateway.policy.keys import AnonymousAuthenticator
 from gateway.runtime.wheel import TimerWheel
 from gateway.stack import Stack, build_stack, quotas_of
-from tests.simulation.bounds import bounds_left
+from tests.simulation.bounds import bounds_left, waiting_places
 from tests.simulation.limit_checks import places
 from tests.simulation.network import NetworkClient
 from tests.simulation.report import Front, Sink
@@ -196,12 +196,7 @@ class SmallHouse:
         return iter(())
 
     def waiting_places(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-        now_s = self.world.clock.now_s()
-        for model, layer in self.stack.admissions.items():
-            for version, state in layer.statistics(now_s).items():
-                lanes = layer._desks[version].admission._room._lanes
-                steps = {replica: count for (replica, opens), count in lanes.items() if replica and not opens}
-                yield model, version, {**state, "steps_by_replica": steps, "bound": layer._bounds is not None}
+        return waiting_places(self.stack, self.world.clock.now_s())
 
     def left_behind(self) -> list[str]:
         return [

@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.fleet.model_record import HELD_MAX_S
 from tests.simulation import limit_checks
-from tests.simulation.bounds import BoundWatch, waits_in_vain
+from tests.simulation.bounds import TICK_S, BoundWatch, waits_in_vain
 from tests.simulation.codec_network import CodecStream
 from tests.simulation.network_stream import NetworkStream
 from tests.simulation.report import Told
@@ -151,7 +151,7 @@ class Watch:
                 if slots is not None and state["in_flight_by_replica"].get(replica, 0) < slots:
                     text = f"{count} steps of sequences wait for {replica}, where a slot is free"
                     self._world.report.violate(f"{model} {version}: {text}")
-        for text in (*self._house.stuck_steps(), *waits_in_vain(self._house.stack)):
+        for text in (*self._house.stuck_steps(), *waits_in_vain(self._house.stack, self._world.clock.now_s())):
             self._world.report.violate(text)
         for stream in self._streams():
             self._nobody_left(stream)
@@ -197,10 +197,23 @@ class Watch:
             replica, slots = f"{POOL}/{machine}", self._house.slots(machine, model, version)
             if slots is None or held.get(replica, 0) >= slots:
                 continue
+            if self._is_kept(replica, model, held.get(replica, 0), state):
+                continue
             if known[replica]["suspect"] or judged.get(replica, {}).get("standing") in ("probing", "ejected"):
                 continue
             return True
         return False
+
+    def _is_kept(self, replica: str, model: str, held: int, state: Mapping[str, Any]) -> bool:
+        """Whether it has a batch to run, and what fills behind it is kept for calls of higher classes, not for long."""
+        left_s: float | None = state["kept"].get(replica)
+        if left_s is None:
+            return False
+        spec, said = self._specs[model], self._world.scenario.policies.models[model].admission.slots_per_replica
+        batch = max(1, spec.max_batch_size) if spec.dynamic_batching else 1
+        if held < max(1, (said or 2 * spec.instances * batch) // 2) or left_s - TICK_S > state["pace"]["round_s"]:
+            self._world.report.violate(f"{model}: {replica} is kept for {left_s} s with {held} calls in flight")
+        return True
 
 
 def _question(message: bytes) -> bytes:
