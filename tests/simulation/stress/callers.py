@@ -45,7 +45,9 @@ class Ended(NamedTuple):
 class Callers:
     """Makes the calls of one scenario, and keeps how each ended in `ended`."""
 
-    def __init__(self, scenario: LoadedScenario, service: Service, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, scenario: LoadedScenario, service: Service, clock: Clock, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._traffic = scenario.spec.traffic
         self._service, self._clock, self._loop = service, clock, loop
         self._inputs = [AccelInputs(work=each.work, label=each.name) for each in self._traffic]
@@ -108,9 +110,7 @@ class Callers:
         )
         error, text = await self._sent(call, spec, message)
         self.ends[number] = self.ends.get(number, 0) + 1
-        ended = Ended(
-            number, traffic, sent_s - start_s, now_s() - sent_s, error, text, tuple(call.trail.attempts)
-        )
+        ended = Ended(number, traffic, sent_s - start_s, now_s() - sent_s, error, text, tuple(call.trail.attempts))
         self.ended.append(ended)
         return ended
 
@@ -128,5 +128,3 @@ class Callers:
         await reply.aclose(Outcome.OK)
         right = answer.raw_output_contents[0] == answer_digest(message[-4:], MODEL, VERSION)
         return ("", "") if right and answer.model_version == VERSION else (WRONG_ANSWER, "")
-
-

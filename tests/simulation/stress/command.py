@@ -32,7 +32,9 @@ def main(arguments: Sequence[str]) -> int:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="seeds 0 to N-1 of each row (default 1000)")
+    parser.add_argument(
+        "--seeds", type=int, default=1000, metavar="N", help="seeds 0 to N-1 of each row (default 1000)"
+    )
     parser.add_argument("--first", type=int, default=0, metavar="S", help="begin at this seed instead of 0")
     parser.add_argument("--seed", type=int, metavar="S", help="this one seed")
     parser.add_argument("--only", nargs="+", choices=[row.name for row in ROWS], metavar="NAME", help="these rows")

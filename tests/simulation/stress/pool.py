@@ -198,9 +198,7 @@ class Pooled:
             **whole.figures(self.seeds, capacity_rps),
             "duration_s": whole.to_s,
             "capacity_rps": capacity_rps,
-            "windows": {
-                window_name(part.from_s, part.to_s): part.figures(self.seeds, capacity_rps) for part in others
-            },
+            "windows": {window_name(part.from_s, part.to_s): part.figures(self.seeds, capacity_rps) for part in others},
         }
 
     def rows(self) -> list[Second]:

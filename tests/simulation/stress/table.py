@@ -8,12 +8,9 @@ from typing import Any
 from load import accounting
 from load.chaos_figures import Reading
 from load.run_figures import judge_run
-from load.scenario_schema import CheckSpec
 from load.verdict import Verdict, worst
 from tests.simulation.stress.battery import Tried
 
-NOT_HERE = frozenset({"gateway_cpu_us_per_call"})
-"""Figures that do not exist on a virtual clock, which stands still while code runs."""
 KEPT = ("offered", "right", "errors", "refused", "goodput_rps", "p50_ms", "p99_ms", "p999_ms", "max_ms", "capacity_rps",
         "attempts_per_call", "hedge_share", "retry_share", "extra_execution_share", "expired_work_share")  # fmt: skip
 SEEDS_NAMED_MAX = 10
@@ -22,12 +19,11 @@ SEEDS_NAMED_MAX = 10
 def judged(tried: Tried) -> dict[str, Any]:
     """A row with its checks: name, limit, measured, pass. One seed that broke what must hold in each fails the row."""
     scenario = tried.row.scenario()
-    checks = [check for check in scenario.spec.checks if check.figure not in NOT_HERE]
     capacity_rps = tried.best_rps
     figures = tried.pooled.figures(capacity_rps)
     before = None if tried.baseline is None else tried.baseline.figures()
     reading = Reading(figures, tried.pooled.rows(), tried.spans, before)
-    verdict, rows = judge_run(checks, figures, reading.measure, void=False)
+    verdict, rows = judge_run(scenario.spec.checks, figures, reading.measure, void=False)
     in_each = {
         "name": "in every seed: what must never happen",
         "figure": "broken_seeds",
@@ -35,7 +31,6 @@ def judged(tried: Tried) -> dict[str, Any]:
         "measured": len(tried.broken),
         "pass": not tried.broken,
     }
-    left_out = [_named(check) for check in scenario.spec.checks if check.figure in NOT_HERE]
     return {
         "row": tried.row.name,
         "seeds": tried.seeds,
@@ -43,7 +38,7 @@ def judged(tried: Tried) -> dict[str, Any]:
         "played": f"{tried.row.cut.words()} s of the scenario, after {tried.row.warm_up_s:g} s of warm-up",
         "verdict": worst([verdict, "fail" if tried.broken else "pass"]),
         "checks": [in_each, *rows],
-        "not_here": left_out,
+        "not_here": [check.name or check.figure for check in tried.row.not_here()],
         "figures": {name: figures.get(name) for name in KEPT},
         "traffic": figures["traffic"],
         "windows": figures["windows"],
@@ -56,10 +51,6 @@ def judged(tried: Tried) -> dict[str, Any]:
         "best_rps": {callers: round(loops.rps, 2) for callers, loops in sorted(tried.loops.items())},
         "broken": {str(seed): texts for seed, texts in sorted(tried.broken.items())},
     }
-
-
-def _named(check: CheckSpec) -> str:
-    return check.name or check.figure
 
 
 def document(rows: Sequence[Mapping[str, Any]], command: str, took_s: float) -> dict[str, Any]:
@@ -106,7 +97,10 @@ def markdown(result: Mapping[str, Any]) -> str:
         out += [f"| | {name} | | not on a virtual clock | | | |" for name in row["not_here"]]
     seeds = {row["seeds"] for row in result["rows"]}
     told = f"{min(seeds):,}" if len(seeds) == 1 else f"{min(seeds):,} to {max(seeds):,}"
-    out += ["", f"{told} seeds of each row; `{result['command']}` took {result['took_s']:.0f} s on {result['machine']}."]
+    out += [
+        "",
+        f"{told} seeds of each row; `{result['command']}` took {result['took_s']:.0f} s on {result['machine']}.",
+    ]
     return "\n".join([*out, ""])
 
 
