@@ -55,7 +55,7 @@ def test_every_row_of_the_designs_table_is_there_in_its_order() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["stragglers", "kill"])
+@pytest.mark.parametrize("name", ["expired", "kill"])
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(name: str) -> None:
     scenario = row_of(name).scenario()
     setting = setting_of(scenario)

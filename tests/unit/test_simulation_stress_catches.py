@@ -124,7 +124,9 @@ def test_overload_that_waits_in_the_replicas_is_seen() -> None:
 def test_large_calls_in_one_line_with_the_others_are_seen() -> None:
     scenario = row_of("oversize").scenario()
     policy = dict(scenario.overrides["accel"])
-    without = replace(scenario, overrides={"accel": {key: policy[key] for key in policy if key not in ("admission", "work")}})
+    without = replace(
+        scenario, overrides={"accel": {key: policy[key] for key in policy if key not in ("admission", "work")}}
+    )
     larger = tuple(
         msgspec.structs.replace(each, work=200.0) if each.name == "large" else each for each in scenario.spec.traffic
     )
@@ -165,7 +167,9 @@ def test_a_recovery_that_takes_its_time_is_seen(monkeypatch: pytest.MonkeyPatch)
         return 10.0 if self._replica.state is ReplicaState.DOWN else sound(self, now_s)
 
     monkeypatch.setattr(Prober, "_pace_s", slowly)
-    recovery = next(each for each in judged(attempt(row_of("all-down"), [0]))["checks"] if each["figure"] == "recovery_s")
+    recovery = next(
+        each for each in judged(attempt(row_of("all-down"), [0]))["checks"] if each["figure"] == "recovery_s"
+    )
     assert recovery["pass"] is False
 
 
@@ -183,6 +187,7 @@ def test_answers_after_the_deadline_are_seen(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_expired_work_is_seen() -> None:
-    assert measured("expired", "expired_work_share", with_policy("expired", {"admission": {"slots_per_replica": CROWD}})) > 0.01
-
-
+    assert (
+        measured("expired", "expired_work_share", with_policy("expired", {"admission": {"slots_per_replica": CROWD}}))
+        > 0.01
+    )

@@ -1,4 +1,4 @@
-"""The parts of the stress table in simulation: the cut of a time line, what is checked in each seed, how seeds add up."""
+"""The parts of the stress table in simulation: the cut of time, what is checked in each seed, how seeds add up."""
 
 from __future__ import annotations
 
@@ -167,7 +167,9 @@ def test_seeds_add_up_whatever_the_order_and_percentiles_are_of_all_together() -
     runs = [
         played(
             *(ended(number, at_s=number / 100, took_s=seed * number / 1e5) for number in range(1, 101)),
-            executions=tuple(Execution(number % 3, f"reads/{number}", number / 100, 0.01, 1) for number in range(1, 101)),
+            executions=tuple(
+                Execution(number % 3, f"reads/{number}", number / 100, 0.01, 1) for number in range(1, 101)
+            ),
         )
         for seed in (1, 2, 3)
     ]

@@ -84,31 +84,20 @@ class Tried:
 def attempt(row: Row, seeds: Sequence[int], scenario: LoadedScenario | None = None) -> Tried:
     """These seeds, in this process. `scenario` instead of the row's own is for those who know what must break."""
     scenario = scenario or row.scenario()
-    setting, before = _setting(scenario), scenario.before()
+    setting, before = setting_of(scenario), scenario.before()
+    other = None if before is None else setting_of(before)
     tried = Tried.of(row, scenario)
     for seed in seeds:
         try:
             played = play(scenario, setting, seed)
             _add(tried, tried.pooled, played, [*broken(scenario, played)], "")
-            if before is not None and tried.baseline is not None:
-                beside = play(before, _setting(before), seed)
+            if before is not None and other is not None and tried.baseline is not None:
+                beside = play(before, other, seed)
                 _add(tried, tried.baseline, beside, beside.wrong, "in the baseline ")
             _measure(tried, scenario, setting, seed)
         except SimulationError as error:
             tried.broken.setdefault(seed, []).append(f"the run ended with {type(error).__name__}: {error}")
     return tried
-
-
-_KNOWN: list[tuple[LoadedScenario, Setting]] = []
-
-
-def _setting(scenario: LoadedScenario) -> Setting:
-    """Read once in a process."""
-    for known, setting in _KNOWN:
-        if known == scenario:
-            return setting
-    _KNOWN.append((scenario, setting_of(scenario)))
-    return _KNOWN[-1][1]
 
 
 def _add(tried: Tried, pooled: Pooled, played: Played, found: Sequence[str], where: str) -> None:

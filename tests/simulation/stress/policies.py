@@ -35,8 +35,8 @@ class Setting:
 
 
 def setting_of(scenario: LoadedScenario) -> Setting:
-    """Of a scenario whose calls are all for `accel`. Raises PolicyError as the gateway would, and ValueError for what is
-    not simulated.
+    """Of a scenario whose calls are all for `accel`. Raises PolicyError as the gateway would, and ValueError for
+    what is not simulated.
     """
     if scenario.models != (MODEL,):
         raise ValueError(f"{scenario.name} is about {scenario.models}, not about {MODEL} alone")
