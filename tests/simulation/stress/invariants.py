@@ -17,7 +17,7 @@ from load.tallies import REFUSALS
 from tests.simulation.stress.callers import TICK_S, Ended
 from tests.simulation.stress.play import Played
 
-SHOWN_MAX = 3
+SHOWN_MAX = 2
 """Calls that a sentence names."""
 _SLACK_S = 1e-6
 
@@ -106,7 +106,7 @@ def ran_on(played: Played, replica: int) -> list[float]:
 def _calls(against: Sequence[Ended]) -> str:
     shown = ", ".join(
         f"call {each.number} of {each.offset_s:.3f} s ended after {each.took_s * 1000:.1f} ms"
-        f" {each.error or 'answered'} {each.text}".rstrip()
+        f" {each.error or 'answered'} {each.text.partition(':')[0]}".rstrip()
         for each in against[:SHOWN_MAX]
     )
     return shown + (f" and {len(against) - SHOWN_MAX} more" if len(against) > SHOWN_MAX else "")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
-from load.arrivals import schedule
+from load.arrivals import Arrival, Poisson, schedule
 from load.executions import Execution
 from load.faults import Span, plan
 from load.scenario import LoadedScenario
@@ -75,10 +75,18 @@ Act = Callable[[Callers, float], Awaitable[None]]
 
 def play(scenario: LoadedScenario, setting: Setting, seed: int) -> Played:
     """The scenario on one seed, open loop, from boot to shutdown. Raises `SimulationError` for what the loop finds."""
-    spec = scenario.spec
-    traffic = [(each.name, process) for each, process in zip(spec.traffic, scenario.arrivals, strict=True)]
-    arrivals = schedule(traffic, seed=seed, warm_up_s=spec.warm_up_s, until_s=spec.duration_s)
+    arrivals = arrivals_of(scenario, seed)
     return _run(scenario, setting, seed, lambda callers, start_s: callers.come(arrivals, start_s))
+
+
+def arrivals_of(scenario: LoadedScenario, seed: int) -> Iterator[Arrival]:
+    """Every call of the scenario, in order; those of the warm-up have negative offsets."""
+    spec = scenario.spec
+    named = [(each.name, process) for each, process in zip(spec.traffic, scenario.arrivals, strict=True)]
+    before = [(f"{name}/warm-up", Poisson(process.initial_rps())) for name, process in named]
+    for each in schedule(before, seed=seed, until_s=spec.warm_up_s):
+        yield each._replace(offset_s=each.offset_s - spec.warm_up_s)
+    yield from schedule(named, seed=seed, until_s=spec.duration_s)
 
 
 def play_closed(scenario: LoadedScenario, setting: Setting, seed: int, callers: int, length_s: float) -> Played:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from load.fault_schema import Recovery
 from load.faults import Span
 from load.histogram import Histogram
 from load.run_figures import total, traffic_figures, window_name
 from load.scenario import LoadedScenario
 from load.scenario_faults import windows
-from load.tallies import NS, Second, TrafficTally, quantile_ms
+from load.tallies import NS, TrafficTally, quantile_ms
 from tests.simulation.stress.invariants import late
 from tests.simulation.stress.play import Played
 
@@ -93,20 +94,31 @@ def _merge_tally(mine: TrafficTally, theirs: TrafficTally) -> None:
         getattr(mine, name).merge(getattr(theirs, name))
 
 
+BIN_S = 0.25
+"""How finely recovery is told."""
+
+
 @dataclass(slots=True)
-class SecondTally:
-    """One second of all seeds: of the calls that were sent in it, and how many ended badly in it."""
+class Bin:
+    """The calls of all seeds that were sent in a quarter of a second."""
 
     offered: int = 0
-    ended: int = 0
-    failed: int = 0
     latency: Histogram = field(default_factory=Histogram)
+    """Of right answers."""
 
-    def merge(self, other: SecondTally) -> None:
+    @property
+    def failed(self) -> int:
+        return self.offered - self.latency.count
+
+    def merge(self, other: Bin) -> None:
         self.offered += other.offered
-        self.ended += other.ended
-        self.failed += other.failed
         self.latency.merge(other.latency)
+
+    def p99_ms(self) -> float:
+        """Of all calls: one that failed took for ever. Infinite, too, without calls."""
+        if self.failed >= 0.01 * self.offered:
+            return math.inf
+        return self.latency.quantile_ns(0.99 * self.offered / self.latency.count) / 1e6
 
 
 @dataclass(slots=True)
@@ -114,7 +126,7 @@ class Pooled:
     """Everything of one scenario. `parts`: the whole run, then the windows of its checks."""
 
     parts: list[Part]
-    seconds: list[SecondTally]
+    bins: list[Bin]
     deadlines_s: list[float]
     seeds: int = 0
     spans: list[Span] = field(default_factory=list)
@@ -131,7 +143,7 @@ class Pooled:
                 Part(*time, [TrafficTally(each.name) for each in spec.traffic], [0] * replicas, [0] * replicas)
                 for time in times
             ],
-            [SecondTally() for _ in range(round(spec.duration_s + 0.499999))],
+            [Bin() for _ in range(math.ceil(spec.duration_s / BIN_S))],
             [each.deadline_ms / 1000 for each in spec.traffic],
         )
 
@@ -143,18 +155,11 @@ class Pooled:
             self._calls(part, played)
             self._executions(part, played)
         for each in played.ended:
-            second = self._second(each.offset_s)
-            if second is not None:
-                second.offered += 1
+            if each.offset_s >= 0:
+                bin_ = self.bins[int(each.offset_s / BIN_S)]
+                bin_.offered += 1
                 if not each.error:
-                    second.latency.record(round(each.took_s * NS))
-            second = self._second(each.offset_s + each.took_s)
-            if second is not None and each.offset_s >= 0:
-                second.ended += 1
-                second.failed += bool(each.error)
-
-    def _second(self, at_s: float) -> SecondTally | None:
-        return self.seconds[int(at_s)] if 0 <= at_s < len(self.seconds) else None
+                    bin_.latency.record(round(each.took_s * NS))
 
     def _calls(self, part: Part, played: Played) -> None:
         replicas = {address: index for index, address in enumerate(played.addresses)}
@@ -188,7 +193,7 @@ class Pooled:
         self.spans = other.spans
         for mine, theirs in zip(self.parts, other.parts, strict=True):
             mine.merge(theirs)
-        for here, there in zip(self.seconds, other.seconds, strict=True):
+        for here, there in zip(self.bins, other.bins, strict=True):
             here.merge(there)
 
     def figures(self, capacity_rps: float | None = None) -> dict[str, Any]:
@@ -201,26 +206,34 @@ class Pooled:
             "windows": {window_name(part.from_s, part.to_s): part.figures(self.seeds, capacity_rps) for part in others},
         }
 
-    def rows(self) -> list[Second]:
-        """The seconds as the load lab has them."""
+    def recovery_s(self, recovery: Recovery) -> float | None:
+        """How long after the fault, or the time, all was well and stayed so: the p99 of the calls of each quarter of a
+        second within the limit, with calls that failed beyond any. None if it never was.
+        """
+        after_s = recovery.after_s
+        if after_s is None:
+            ends = [span.end_s for span in self.spans if span.index == recovery.after_fault]
+            after_s = max(end for end in ends if end is not None)
+        limit_ms = recovery.p99_ms
+        if limit_ms is None:
+            before = self.bins[: int((recovery.before_s or 0.0) / BIN_S)]
+            limit_ms = (recovery.times or 1.0) * max(each.p99_ms() for each in before)
+        well_from_s: float | None = None
+        for number, each in reversed(list(enumerate(self.bins))):
+            if each.p99_ms() > limit_ms:
+                break
+            well_from_s = number * BIN_S
+        return None if well_from_s is None else round(max(0.0, well_from_s - after_s), 3)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Each quarter of a second."""
         return [
-            Second(
-                at_s,
-                each.offered,
-                each.ended,
-                each.failed,
-                quantile_ms(each.latency, 0.5),
-                quantile_ms(each.latency, 0.99),
-                round(each.latency.largest_ns / 1e6, 3) if each.latency.count else None,
-            )
-            for at_s, each in enumerate(self.seconds)
+            {
+                "at_s": number * BIN_S,
+                "offered": each.offered,
+                "failed": each.failed,
+                "p50_ms": quantile_ms(each.latency, 0.5),
+                "p99_ms": quantile_ms(each.latency, 0.99),
+            }
+            for number, each in enumerate(self.bins)
         ]
-
-
-def merged(parts: Iterable[Pooled]) -> Pooled:
-    """Several as one; the first is changed. Raises StopIteration without any."""
-    found = iter(parts)
-    whole = next(found)
-    for each in found:
-        whole.merge(each)
-    return whole

@@ -8,6 +8,7 @@ from typing import Any
 from load import accounting
 from load.chaos_figures import Reading
 from load.run_figures import judge_run
+from load.scenario_schema import CheckSpec
 from load.verdict import Verdict, worst
 from tests.simulation.stress.battery import Tried
 
@@ -22,8 +23,12 @@ def judged(tried: Tried) -> dict[str, Any]:
     capacity_rps = tried.best_rps
     figures = tried.pooled.figures(capacity_rps)
     before = None if tried.baseline is None else tried.baseline.figures()
-    reading = Reading(figures, tried.pooled.rows(), tried.spans, before)
-    verdict, rows = judge_run(scenario.spec.checks, figures, reading.measure, void=False)
+    reading = Reading(figures, (), (), before)
+
+    def measure(check: CheckSpec) -> float | None:
+        return reading.measure(check) if check.recovery is None else tried.pooled.recovery_s(check.recovery)
+
+    verdict, rows = judge_run(scenario.spec.checks, figures, measure, void=False)
     in_each = {
         "name": "in every seed: what must never happen",
         "figure": "broken_seeds",
@@ -43,10 +48,7 @@ def judged(tried: Tried) -> dict[str, Any]:
         "traffic": figures["traffic"],
         "windows": figures["windows"],
         "replicas": figures["replicas"],
-        "seconds": [
-            {"at_s": row.at_s, "offered": row.offered, "failed": row.failed, "p50_ms": row.p50_ms, "p99_ms": row.p99_ms}
-            for row in reading.seconds
-        ],
+        "quarters": tried.pooled.rows(),
         "baseline": None if before is None else {name: before.get(name) for name in KEPT},
         "best_rps": {callers: round(loops.rps, 2) for callers, loops in sorted(tried.loops.items())},
         "broken": {str(seed): texts for seed, texts in sorted(tried.broken.items())},
