@@ -15,7 +15,7 @@ from deploy.local.models.accel.behaviour import Settings
 from gateway.policy.load import load_policies
 from gateway.policy.schema import PolicySet
 from load.scenario import LoadedScenario
-from load.sluice import merged, model_policy, write_policies
+from load.sluice import model_policy, write_policies
 from tests.simulation.batcher import ModelSpec
 
 MODEL = "accel"
@@ -42,8 +42,6 @@ def setting_of(scenario: LoadedScenario) -> Setting:
         raise ValueError(f"{scenario.name} is about {scenario.models}, not about {MODEL} alone")
     replicas = [_server(index) for index in range(scenario.spec.target.replicas)]
     policy = model_policy(MODEL, deadline_ms=scenario.deadline_ms(MODEL), override=scenario.overrides.get(MODEL))
-    # Nobody reads the records; summaries of tensors decide nothing, and a tenth of a run goes into them.
-    policy = merged(policy, {"records": {"tensors": "none"}})
     listen = {name: f"127.0.0.1:{port}" for port, name in enumerate(("http", "grpc", "metrics", "admin"), 7000)}
     with tempfile.TemporaryDirectory(prefix="sluice-stress-") as folder:
         write_policies(Path(folder), MODEL, replicas, listen, slots=None, deadline_ms=1000, override=policy)

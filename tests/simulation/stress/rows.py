@@ -49,14 +49,14 @@ def _scenario(row: Row) -> LoadedScenario:
 
 
 ROWS: tuple[Row, ...] = (
-    Row("stragglers", Cut(((0, 1),)), 2.5),
+    Row("stragglers", Cut(((0, 1),)), 2.0),
     # The load by which it is hedged is a mean of some seconds.
-    Row("busy", Cut(((0, 1.5),)), 5.0),
-    Row("slow-replica", Cut(((0, 1),)), 4.0),
+    Row("busy", Cut(((0, 1),)), 3.0),
+    Row("slow-replica", Cut(((0, 1),)), 3.0),
     # Of the two bursts at each base the first.
     Row("burst", Cut(((3.5, 6), (23.5, 26), (43.5, 46))), 1.0),
-    Row("overload", Cut(((9.25, 13.5), (29.25, 33))), 1.5, capacity_s=1.5),
-    Row("oversize", Cut(((0, 2),)), 1.5),
+    Row("overload", Cut(((9.5, 13), (29.5, 32.5))), 1.0, capacity_s=1.0),
+    Row("oversize", Cut(((0, 1.5),)), 1.0),
     Row("kill", Cut(((7.5, 11), (15.5, 17.5))), 1.0),
     Row("freeze", Cut(((7.5, 11), (15.5, 17.5))), 1.0),
     Row("blackhole", Cut(((7.5, 11), (15.5, 17.5))), 1.0),
