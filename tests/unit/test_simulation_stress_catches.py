@@ -93,7 +93,7 @@ def test_a_tail_as_long_as_without_hedging_is_seen() -> None:
 
 def test_a_slow_replica_that_gets_its_turn_like_the_others_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Balance, "pick", in_turn())
-    result = judged(attempt(row_of("slow-replica"), range(1)))
+    result = judged(attempt(row_of("slow-replica"), range(3)))  # a batch there takes longer than what is counted
     verdicts = {check["figure"]: check["pass"] for check in result["checks"]}
     assert verdicts["p99_ms"] is False
     assert verdicts["replica-2.execution_share"] is False

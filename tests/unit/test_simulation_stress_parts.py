@@ -107,6 +107,7 @@ def test_another_model_or_stragglers_of_one_replica_are_refused() -> None:
         setting_of(loaded("steady"))
     scenario = loaded("stragglers")
     fault = scenario.spec.faults[0]
+    assert fault.stragglers is not None
     late = msgspec.structs.replace(fault, stragglers=msgspec.structs.replace(fault.stragglers, at_s=1.0))
     with pytest.raises(ValueError, match="all the time"):
         setting_of(replace(scenario, spec=msgspec.structs.replace(scenario.spec, faults=(late,))))
