@@ -92,11 +92,15 @@ def test_a_tail_as_long_as_without_hedging_is_seen() -> None:
 
 
 def test_a_slow_replica_that_gets_its_turn_like_the_others_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the tail, and by twice the work on it. Its limit of 3 % it cannot miss: at full stretch it can execute
+    8 / 1.2 s of 280 calls a second, 2.4 %.
+    """
+    sound = judged(attempt(row_of("slow-replica"), range(2)))["replicas"]["replica-2"]["execution_share"]
     monkeypatch.setattr(Balance, "pick", in_turn())
-    result = judged(attempt(row_of("slow-replica"), range(3)))  # a batch there takes longer than what is counted
+    result = judged(attempt(row_of("slow-replica"), range(2)))
     verdicts = {check["figure"]: check["pass"] for check in result["checks"]}
     assert verdicts["p99_ms"] is False
-    assert verdicts["replica-2.execution_share"] is False
+    assert result["replicas"]["replica-2"]["execution_share"] > max(0.01, 2 * sound)
 
 
 def test_a_queue_without_a_bound_is_seen_in_a_burst() -> None:

@@ -52,14 +52,15 @@ ROWS: tuple[Row, ...] = (
     Row("stragglers", Cut(((0, 1),)), 2.0),
     # The load by which it is hedged is a mean of some seconds.
     Row("busy", Cut(((0, 1),)), 3.0),
-    Row("slow-replica", Cut(((0, 1),)), 3.0),
+    # Two batches of the slow one are counted: they take 1.2 s each.
+    Row("slow-replica", Cut(((0, 2.4),)), 4.0),
     # Of the two bursts at each base the first.
     Row("burst", Cut(((3.5, 6), (23.5, 26), (43.5, 46))), 1.0),
     Row("overload", Cut(((9.5, 13), (29.5, 32.5))), 1.0, capacity_s=1.0),
     Row("oversize", Cut(((0, 1.5),)), 1.0),
-    Row("kill", Cut(((7.5, 11), (15.5, 17.5))), 1.0),
-    Row("freeze", Cut(((7.5, 11), (15.5, 17.5))), 1.0),
-    Row("blackhole", Cut(((7.5, 11), (15.5, 17.5))), 1.0),
+    Row("kill", Cut(((7.75, 10.75), (15.75, 17.75))), 0.5),
+    Row("freeze", Cut(((7.75, 10.75), (15.75, 17.75))), 0.5),
+    Row("blackhole", Cut(((7.75, 10.75), (15.75, 17.75))), 0.5),
     Row("all-down", Cut(((7, 9.5), (12.5, 17))), 1.0),
     Row("expired", Cut(((3.5, 7.5),)), 1.0),
 )
