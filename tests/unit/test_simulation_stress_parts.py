@@ -215,9 +215,9 @@ def test_recovery_is_when_the_p99_of_all_calls_is_back_and_a_call_that_failed_co
 
 
 def test_one_failure_in_a_thousand_does_not_keep_a_p99_from_being_back() -> None:
-    pooled = Pooled.of(KILL)
+    pooled, calls = Pooled.of(KILL), round(KILL.spec.duration_s * 100)
     for _ in range(20):
-        pooled.add(played(*(ended(number, at_s=(number + 0.5) * 0.01) for number in range(550))))
+        pooled.add(played(*(ended(number, at_s=(number + 0.5) * 0.01) for number in range(calls))))
     pooled.add(played(ended(9001, at_s=2.1, error="code UNAVAILABLE")))
     assert pooled.recovery_s(Recovery(after_s=1.0, p99_ms=12.0)) == 0.0
     assert pooled.recovery_s(Recovery(after_s=1.0, p99_ms=9.0)) is None

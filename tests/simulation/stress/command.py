@@ -24,6 +24,21 @@ together; what must never happen is checked in each, and a seed in which it did 
 exit codes: 0 all checks kept; 1 one missed; 2 wrong usage"""
 
 
+class _Progress:
+    """Tells how far a row is: in place on a terminal, else a line for each tenth."""
+
+    def __init__(self, name: str, seeds: int) -> None:
+        self._name, self._seeds, self._tenth = name, seeds, 0
+
+    def tell(self, done: int) -> None:
+        text = f"{self._name}: {done}/{self._seeds} seeds"
+        if sys.stderr.isatty():
+            print(f"\r{text}", end="\r" if done == self._seeds else "", file=sys.stderr, flush=True)
+        elif done * 10 // self._seeds > self._tenth:
+            self._tenth = done * 10 // self._seeds
+            print(text, file=sys.stderr, flush=True)
+
+
 def main(arguments: Sequence[str]) -> int:
     """The command. Returns its exit code."""
     parser = argparse.ArgumentParser(
@@ -59,13 +74,7 @@ def main(arguments: Sequence[str]) -> int:
             continue
         row_began_s = time.monotonic()
 
-        def tell(done: int, name: str = row.name, of: int = len(seeds)) -> None:
-            if sys.stderr.isatty():
-                print(f"\r{name}: {done}/{of} seeds", end="", file=sys.stderr, flush=True)
-
-        tried = all_of(row, seeds, options.jobs, tell)
-        if sys.stderr.isatty():
-            print("\r", end="", file=sys.stderr)
+        tried = all_of(row, seeds, options.jobs, _Progress(row.name, len(seeds)).tell)
         rows.append(judged(tried))
         print("\n".join(lines(rows[-1])) + f"\n  took {time.monotonic() - row_began_s:.0f} s", flush=True)
         # After each row: what is done is there, whatever becomes of the next.
