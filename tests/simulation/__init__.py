@@ -19,6 +19,8 @@
 - `run.py`: one run. `watch.py`: what is judged as it happens. `report.py`: what a run leaves. `checks.py`,
   `stream_checks.py`, `sequence_checks.py`: the invariants. `runner.py`: many runs, and the command.
 
+`stress/` is the same gateway in the scenarios of the load lab, many seeds each: not whether, but how well.
+
 What is not in it: gRPC's own library, in front or behind (C threads; the integration tests have it), TLS, the admin
 server, signals. To add a fault, add a function to `_FAULTS` in `scenario.py` and, if it is a new event, a row to
 `_EVENTS` in `run.py`. To add an invariant, add a function to a list of checks, and a test that plants what it must

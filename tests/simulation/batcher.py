@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import struct
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -51,6 +52,8 @@ class ModelSpec:
     sequence_idle_s: float = 1.0
     text_ids: bool = False
     """The model takes the ids of sequences as strings (which says only how the gateway should warm it)."""
+    work_input: str = ""
+    """The one input is called so, and is an FP32 number a row: the work, in units of `s1_s` (as the model `accel`)."""
 
 
 def answer_digest(question: bytes, model: str, version: str) -> bytes:
@@ -210,12 +213,9 @@ class Scheduler:
         return batch
 
     def _execute(self, batch: list[Request]) -> None:
-        server, spec = self._server, self.spec
+        server = self._server
         elements = sum(request.batch for request in batch)
-        took_s = (spec.s0_s + spec.s1_s * elements) * server.slowness * (1.0 + spec.noise * server.chance.random())
-        # Not on top of a slow server: one execution would outlast the time that recovery is given.
-        if server.slowness == 1.0 and spec.straggler_share and server.chance.random() < spec.straggler_share:
-            took_s *= spec.straggler_factor
+        took_s = self._takes_s(batch)
         self.running += 1
         now_s = server.now_s()
         self.counts.executions += 1
@@ -226,8 +226,24 @@ class Scheduler:
             server.executed[request.question] += 1
             self.counts.queue_us += int((now_s - request.arrived_s) * 1e6)
             self.counts.compute_us += int(took_s * 1e6)
-        server.note("execute", spec.name, self.version, len(batch), f"{took_s * 1e3:.3f}")
+        server.note("execute", self.spec.name, self.version, len(batch), f"{took_s * 1e3:.3f}")
         server.after(took_s, lambda: self._executed(batch))
+
+    def _takes_s(self, batch: list[Request]) -> float:
+        """How long a batch that begins now will take."""
+        server, spec = self._server, self.spec
+        took_s = (spec.s0_s + spec.s1_s * self._work(batch)) * server.slowness
+        took_s *= 1.0 + spec.noise * server.chance.random()
+        # Not on top of a slow server: one execution would outlast the time that recovery is given.
+        if server.slowness == 1.0 and spec.straggler_share and server.chance.random() < spec.straggler_share:
+            took_s *= spec.straggler_factor
+        return took_s
+
+    def _work(self, batch: list[Request]) -> float:
+        """In units of `s1_s`: as many as there are rows, or what the rows say."""
+        if not self.spec.work_input:
+            return sum(request.batch for request in batch)
+        return sum(sum(struct.unpack(f"<{request.batch}f", request.question)) for request in batch)
 
     def _executed(self, batch: list[Request]) -> None:
         self.running -= 1
@@ -240,24 +256,27 @@ class Scheduler:
 
 
 def check_inputs(message: pb.ModelInferRequest, spec: ModelSpec) -> UpstreamFault | None:
-    prefix = log_id(message.id)
-    if len(message.inputs) != 1 or message.inputs[0].name != "x":
+    prefix, name = log_id(message.id), spec.work_input or "x"
+    if len(message.inputs) != 1 or message.inputs[0].name != name:
         given = ", ".join(f"'{tensor.name}'" for tensor in message.inputs)
         text = f"{prefix}expected 1 inputs but got {len(message.inputs)} inputs for model '{spec.name}'. "
         return fault(Code.INVALID_ARGUMENT, f"{text}Got input(s) [{given}]")
     if not message.raw_input_contents:
-        return fault(Code.INVALID_ARGUMENT, f"{prefix}input 'x' has no data for model '{spec.name}'")
+        return fault(Code.INVALID_ARGUMENT, f"{prefix}input '{name}' has no data for model '{spec.name}'")
     tensor, size = message.inputs[0], 1
     for extent in tensor.shape:
         size *= extent
-    if tensor.datatype != "UINT8" or len(tensor.shape) != (2 if spec.max_batch_size else 1):
-        text = f"{prefix}inference input 'x' data-type is '{tensor.datatype}', but model '{spec.name}' expects 'UINT8'"
+    datatype, item_bytes = ("FP32", 4) if spec.work_input else ("UINT8", 1)
+    if tensor.datatype != datatype or len(tensor.shape) != (2 if spec.max_batch_size else 1):
+        text = f"{prefix}inference input '{name}' data-type is '{tensor.datatype}', but model '{spec.name}' expects "
+        text += f"'{datatype}'"
         return fault(Code.INVALID_ARGUMENT, text)
     if spec.max_batch_size and tensor.shape[0] > spec.max_batch_size:
         text = f"{prefix}inference request batch-size must be <= {spec.max_batch_size} for '{spec.name}'"
         return fault(Code.INVALID_ARGUMENT, text)
-    if len(message.raw_input_contents[0]) != size:
-        text = f"{prefix}input byte size mismatch for input 'x' for model '{spec.name}'. Expected {size}, "
+    if len(message.raw_input_contents[0]) != size * item_bytes:
+        text = f"{prefix}input byte size mismatch for input '{name}' for model '{spec.name}'. "
+        text += f"Expected {size * item_bytes}, "
         text += f"got {len(message.raw_input_contents[0])}"
         return fault(Code.INVALID_ARGUMENT, text)
     return None

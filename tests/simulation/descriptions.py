@@ -35,7 +35,8 @@ def metadata(machine: Triton, model: str, version: str) -> bytes:
     ready = [number for number, entry in machine.models[model].items() if entry.state == "READY"]
     answer = pb.ModelMetadataResponse(name=model, versions=[version] if version else ready, platform="python")
     leading = [-1] if spec.max_batch_size else []
-    answer.inputs.add(name="x", datatype="UINT8", shape=[*leading, -1])
+    name, datatype, extent = ("x", "UINT8", -1) if not spec.work_input else (spec.work_input, "FP32", 1)
+    answer.inputs.add(name=name, datatype=datatype, shape=[*leading, extent])
     answer.outputs.add(name="digest", datatype="UINT8", shape=[*leading, 16])
     return bytes(answer.SerializeToString())
 
@@ -44,7 +45,8 @@ def config(machine: Triton, model: str, version: str) -> ModelConfigBytes:
     spec = _found(machine, model, version)
     said = model_config_pb2.ModelConfig(name=model, backend="python", max_batch_size=spec.max_batch_size)
     said.version_policy.all.SetInParent()
-    said.input.add(name="x", data_type=model_config_pb2.TYPE_UINT8, dims=[-1])
+    name, datatype, extent = ("x", "TYPE_UINT8", -1) if not spec.work_input else (spec.work_input, "TYPE_FP32", 1)
+    said.input.add(name=name, data_type=model_config_pb2.DataType.Value(datatype), dims=[extent])
     said.output.add(name="digest", data_type=model_config_pb2.TYPE_UINT8, dims=[16])
     said.instance_group.add(name=f"{model}_0", kind=model_config_pb2.ModelInstanceGroup.KIND_CPU, count=spec.instances)
     body: dict[str, Any] = {
@@ -52,7 +54,7 @@ def config(machine: Triton, model: str, version: str) -> ModelConfigBytes:
         "backend": "python",
         "version_policy": {"all": {}},
         "max_batch_size": spec.max_batch_size,
-        "input": [{"name": "x", "data_type": "TYPE_UINT8", "dims": [-1]}],
+        "input": [{"name": name, "data_type": datatype, "dims": [extent]}],
         "output": [{"name": "digest", "data_type": "TYPE_UINT8", "dims": [16]}],
         "instance_group": [{"name": f"{model}_0", "kind": "KIND_CPU", "count": spec.instances, "gpus": []}],
     }
