@@ -214,6 +214,8 @@ class Admission:
             if not pinned and not self._in_time(replica, ticket.deadline_s, now_s):
                 self._refused["infeasible"] += 1
                 return Refused("infeasible")
+            if not pinned:
+                self._room.served_at_once(ticket.criticality, ticket.tenant, now_s)
             ticket.permit = permit = self._grant(replica, now_s, ticket)
             return Granted(permit)
         ahead = self._room.waiting
@@ -378,7 +380,7 @@ class Admission:
         """
         slots = self.fit.update(candidates, now_s)
         self.kept.only(slots)
-        self.ready = len(slots)
+        self.ready, self.pacer.batch_max = len(slots), max((each.batch_max for each in candidates), default=1)
         self._room.queue_max = self.queue_max_of(sum(slots.values()))
         known, self._known = self._known | self._slots, slots
         self.gone = tuple(replica for replica in known if replica in down and replica not in slots)
@@ -443,7 +445,7 @@ class Admission:
         the queue has gone.
         """
         room = self._room
-        self.cohorts.overloaded(room.overloaded(now_s), now_s, room.settle_s())
+        self.cohorts.overloaded(room.overloaded(now_s), now_s, room.settle_s(), room.refused_share(now_s))
 
     def _pop(self, replica: str, now_s: float, pace: Pace, refused: list[Refusal[Ticket]]) -> bool:
         """A slot on `replica` is free: whether somebody got it."""

@@ -17,6 +17,9 @@ Ours, where DAGOR says nothing or would be slow:
   window of that length is full, lest the cursor fall several times for one cause.
 - After four quiet re-sets in a row the step doubles with each further one: when an overload has ended, all are in
   again within 2.5 s instead of 17.
+- Where the room keeps its queue short by itself no queue stands, and what tells of overload is the share that it
+  refuses. Then a fifth more is let in than got slots, or the servers would idle each time that a few calls fewer come
+  than usual; and the step doubles from the first quiet re-set on, for too many do no harm.
 
 Memory: one row of 512 counts. O(1) but for the re-sets, O(512).
 """
@@ -32,6 +35,14 @@ CLASSES = 4
 COHORTS = 128
 LEVELS = CLASSES * COHORTS
 
+REFUSED_MAX = 0.25
+"""A greater share that the room refuses is a sign of overload. Where few may wait some are refused at nearly full load,
+too.
+"""
+REFUSED_MIN = 0.05
+"""At a smaller share more may be let in again. Between the two the cursor stays: what is let in is a little more than
+is served, and the room refuses the rest.
+"""
 QUIET = 4
 """Quiet re-sets before the step doubles: one second."""
 OPEN_AFTER = 16
@@ -48,6 +59,10 @@ class CohortSettings:
     """DAGOR's alpha."""
     rise_share: float = 0.01
     """DAGOR's beta."""
+    spare_share: float = 0.2
+    """Where no queue stands and the room refuses what is too much: more than got slots, by so much, are let in all the
+    same. Nothing else would keep the servers busy while a few calls fewer than usual come. Ours.
+    """
 
     def __post_init__(self) -> None:
         if not (0 < self.period_s < 3600 and 0 < self.fall_share < 1 and 0 < self.rise_share < 1):
@@ -74,12 +89,15 @@ class Cohorts:
     __slots__ = (
         "_admitted",
         "_admitted_by_class",
+        "_holds",
         "_offered",
         "_overloaded",
         "_quiet",
         "_refused_by_class",
         "_settings",
         "_settle_s",
+        "_stands",
+        "_stood",
         "_tick_s",
         "_told_s",
         "_window_s",
@@ -98,6 +116,9 @@ class Cohorts:
         self._tick_s = 0.0
         """The last re-set."""
         self._overloaded = False
+        self._stands = self._holds = False
+        self._stood = True
+        """The last fall was for a queue that stood."""
         self._told_s = 0.0
         self._settle_s = 0.0
         self._quiet = 0
@@ -118,10 +139,14 @@ class Cohorts:
         self._admitted += 1
         self._admitted_by_class[level // COHORTS] += 1
 
-    def overloaded(self, overloaded: bool, now_s: float, settle_s: float = 0.0) -> None:
-        """What the guard of the queue says; to be told at least once a re-set. `settle_s` is how late it may be."""
+    def overloaded(self, stands: bool, now_s: float, settle_s: float = 0.0, refused: float = 0.0) -> None:
+        """What the guard of the queue says, and which share is `refused` for what is ahead of them; to be told at
+        least once a re-set. `settle_s` is how late it may be.
+        """
         self._reset(now_s)
-        self._overloaded, self._told_s, self._settle_s = overloaded, now_s, settle_s
+        self._overloaded, self._stands = stands or refused > REFUSED_MAX, stands
+        self._holds = not self._overloaded and refused > REFUSED_MIN
+        self._told_s, self._settle_s = now_s, settle_s
 
     def _reset(self, now_s: float) -> None:
         window_s, period_s = self._window_s, self._settings.period_s
@@ -132,11 +157,12 @@ class Cohorts:
         if passed_s < period_s:
             return
         self._tick_s = now_s
-        if self._overloaded and now_s - self._told_s <= max(STALE * period_s, self._settle_s):
+        if (self._overloaded or self._holds) and now_s - self._told_s <= max(STALE * period_s, self._settle_s):
             self._quiet = 0
             if now_s - window_s < self._settle_s:
                 return
-            self._fall()
+            if self._overloaded:
+                self._fall()
         else:
             self._rise()
             for _ in range(min(int(passed_s / period_s) - 1, OPEN_AFTER)):
@@ -146,12 +172,15 @@ class Cohorts:
         self._window_s = now_s
 
     def _fall(self) -> None:
-        """Down until what is let in is 5 % less than what got slots, of the calls of this window; no further, even if
-        one cohort is too heavy to come near it: servers that run idle help nobody, and the waiting room does the rest.
+        """Down until what is let in is 5 % less than what got slots, of the calls of this window, or where no queue
+        stands a fifth more; no further, even if one cohort is too heavy to come near it: servers that run idle help
+        nobody, and the waiting room does the rest.
         """
-        offered, cursor = self._offered, self.cursor
+        offered, cursor, settings = self._offered, self.cursor, self._settings
         let_in = sum(offered[: cursor + 1])
-        target = max((1 - self._settings.fall_share) * self._admitted, 0.5 * let_in)
+        self._stood = self._stands
+        share = 1 - settings.fall_share if self._stands else 1 + settings.spare_share
+        target = max(share * self._admitted, 0.5 * let_in)
         while cursor >= COHORTS and let_in - offered[cursor] >= target:
             let_in -= offered[cursor]
             cursor -= 1
@@ -160,7 +189,8 @@ class Cohorts:
     def _rise(self) -> None:
         """Up until 1 % of all calls of this window more would have been let in, or more after a long quiet."""
         self._quiet += 1
-        share = min(1.0, self._settings.rise_share * 2.0 ** min(max(0, self._quiet - QUIET), 10))
+        doublings = max(0, self._quiet - QUIET) if self._stood else self._quiet + 1
+        share = min(1.0, self._settings.rise_share * 2.0 ** min(doublings, 10))
         offered, cursor = self._offered, self.cursor
         everybody = sum(offered)
         if not everybody:

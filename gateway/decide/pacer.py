@@ -83,6 +83,7 @@ class Pacer:
         "_pace",
         "_settings",
         "_slots",
+        "batch_max",
         "due_s",
         "filled",
         "least_s",
@@ -107,6 +108,8 @@ class Pacer:
         self._any = Mean(self._settings.memory)
         self._filled = Mean(self._settings.memory)
         self._slots = 0
+        self.batch_max = 1
+        """The largest batch of any replica. To be set when the fleet changes."""
         self._pace = Pace(1, 0.0, 0.0, 0.0)
         self.due_s = -math.inf
         """When what is told here is too old. For reading, as what follows."""
@@ -141,9 +144,9 @@ class Pacer:
         self._filled.take_in(self.filled)
 
     @property
-    def behind_s(self) -> float:
-        """Of the last `pace`."""
-        return self._pace.behind_s
+    def worst_s(self) -> float:
+        """S(b*) at the worst, of the last `pace`."""
+        return self._pace.worst_s
 
     def pace(self, slots: int, now_s: float) -> Pace:
         """As of now, for servers with `slots` in all. The same object until something changed. O(1), O(buckets in use)
@@ -156,7 +159,7 @@ class Pacer:
     def pace_of(self, slots: int, now_s: float) -> Pace:
         """Of one replica with `slots`, for what is pinned to it."""
         pace = self.pace(self._slots, now_s)
-        return Pace(max(1, slots // ROUNDS), pace.batch_s, pace.service_s, pace.need_s, pace.behind_s)
+        return Pace(max(1, slots // ROUNDS), pace.batch_s, pace.service_s, pace.need_s, pace.worst_s)
 
     def _refresh(self, slots: int, now_s: float) -> None:
         self.due_s = now_s + self._settings.refresh_s
@@ -172,8 +175,10 @@ class Pacer:
         else:
             self.least_s, self.median_s, late_s = found
             self.need_s = need_s = min(late_s, ROUNDS * self.median_s)
-            round_s = self._filled.value or self._any.value
-            self._pace = Pace(instances, round_s, need_s, need_s, max(need_s, (ROUNDS + 1) * round_s))
+            filled_s = self._filled.value
+            round_s = filled_s or self._any.value
+            # A batch of n takes no longer than n batches of one.
+            self._pace = Pace(instances, round_s, need_s, need_s, filled_s or round_s * max(1, self.batch_max))
 
     def statistics(self, now_s: float) -> Mapping[str, Any]:
         """As of the last refresh; 0 while nothing is known."""

@@ -1,19 +1,18 @@
-"""TurnedAway: are calls of a class refused for the length of the queue, and not those of one greedy tenant alone?
+"""TurnedAway: the share of a class's calls that is refused for the length of the queue, whoever sends.
 
 A queue that is kept short on arrival never stands for long, and no guard that looks at waits (`codel.py`) can tell
-then that more comes than can be served. What tells is the share that is refused. The verdict follows the guard's
-interval: it is that of the last interval that has ended, and ends itself when nothing was asked for a whole one.
+then that more comes than can be served. What tells is the share that is refused. It is told of the last interval that
+has ended, the guard's, and forgotten when nothing came for a whole one.
 
 By tenant, because fair turns already refuse whoever asks for more than its share: where another tenant is served as it
-asks, to shed by cohort would take from that one too. Tenants with few calls in an interval count as one together.
+asks, to shed by cohort would take from that one too. So it is the least of the tenants' shares. Tenants with few calls
+in an interval count as one together.
 
 Memory: a row for each of at most `TENANTS_MAX` tenants of one interval. O(1) but for the end of an interval.
 """
 
 from __future__ import annotations
 
-SHARE = 0.05
-"""Of the calls, those refused: as much as the cohorts take away at a step. Below it the room alone will do."""
 FEW = 4
 """Calls in an interval that say nothing of their tenant by themselves."""
 TENANTS_MAX = 64
@@ -23,20 +22,21 @@ TENANTS_MAX = 64
 class TurnedAway:
     """Of one class of a waiting room."""
 
-    __slots__ = ("_end_s", "_interval_s", "_overloaded", "_rows")
+    __slots__ = ("_end_s", "_interval_s", "_rows", "_share")
 
     def __init__(self) -> None:
         self._rows: dict[str, list[int]] = {}
         """Of each tenant: calls, and those of them that were refused."""
         self._end_s: float | None = None
         self._interval_s = 0.0
-        self._overloaded = False
+        self._share = 0.0
+        """Of the interval before."""
 
     def note(self, tenant: str, refused: bool, now_s: float, interval_s: float) -> None:
-        """A call found no free slot, and was `refused` or let in to wait. `interval_s` is for the next interval."""
+        """A call came, and was `refused` or not. `interval_s` is for the next interval."""
         end_s = self._end_s
         if end_s is None or now_s >= end_s:
-            self._overloaded = self.overloaded(now_s)
+            self._share = self.share(now_s)
             self._rows.clear()
             self._interval_s = interval_s
             self._end_s = now_s + interval_s
@@ -47,24 +47,23 @@ class TurnedAway:
         row[0] += 1
         row[1] += refused
 
-    def overloaded(self, now_s: float) -> bool:
-        """The verdict of the last interval that has ended. Changes nothing."""
+    def share(self, now_s: float) -> float:
+        """Of the last interval that has ended. Changes nothing."""
         end_s = self._end_s
         if end_s is None:
-            return False
+            return 0.0
         if now_s < end_s:
-            return self._overloaded
-        return now_s < end_s + self._interval_s and self._all_are()
+            return self._share
+        return self._least() if now_s < end_s + self._interval_s else 0.0
 
-    def _all_are(self) -> bool:
-        """Whether too large a share was refused, of every tenant's calls."""
-        small = [0, 0]
+    def _least(self) -> float:
+        small, shares = [0, 0], []
         for calls, refused in self._rows.values():
             if calls < FEW:
                 small[0] += calls
                 small[1] += refused
-            elif refused <= SHARE * calls:
-                return False
+            else:
+                shares.append(refused / calls)
         if small[0] >= FEW:
-            return small[1] > SHARE * small[0]
-        return len(self._rows) > 0 and any(calls >= FEW for calls, _ in self._rows.values())
+            shares.append(small[1] / small[0])
+        return min(shares, default=0.0)

@@ -38,6 +38,8 @@ from gateway.decide.work import rounds
 
 ROUNDS = 2
 """Rounds of work that fill the slots of a replica (`fleet/slots.py`)."""
+BEHIND = ROUNDS + 1
+"""Batches from send to reply of a call that had to wait, at the worst: it has just missed one, and the next is full."""
 CLASSES = 4
 """Google's criticalities: critical plus, critical, sheddable plus, sheddable (Site Reliability Engineering, 21)."""
 
@@ -79,11 +81,11 @@ class Pace:
     """From send to reply, 95th percentile."""
     need_s: float
     """Who has less than this left is not sent: the service and a safety."""
-    behind_s: float = 0.0
-    """From send to reply of who had to wait, at the worst: it has just missed a batch, and another one is full."""
+    worst_s: float = 0.0
+    """S(b*) at the worst, by what is known: the same as `batch_s`, or more while no full batch has been seen."""
 
     def __post_init__(self) -> None:
-        times = (self.batch_s, self.service_s, self.need_s, self.behind_s)
+        times = (self.batch_s, self.service_s, self.need_s, self.worst_s)
         if not (self.instances >= 1 and all(0 <= time < math.inf for time in times)):
             raise ValueError(f"a pace must have an instance, and finite times of at least 0, not {self}")
 
@@ -186,9 +188,9 @@ class WaitingRoom(Generic[T]):
         """
         if not (self._objective_s and pace.batch_s):
             return False
-        spare_s = self._objective_s - max(pace.behind_s, ticket.least_s)
-        bound_s = max(spare_s, pace.batch_s / 2, ticket.least_s if ticket.work > 1.0 else 0.0)
-        return ahead_ns / (pace.instances * NS) > bound_s - 1e-9
+        spare_s = self._objective_s - max(BEHIND * pace.worst_s, ticket.least_s)
+        bound_s = max(spare_s, pace.worst_s / 2, ticket.least_s if ticket.work > 1.0 else 0.0)
+        return ahead_ns / (pace.instances * NS) * pace.worst_s / pace.batch_s > bound_s - 1e-9
 
     def _wait_s(self, ticket: T, ahead_ns: int, pace: Pace) -> float:
         """ceil(work ahead and its own / work of one round of batches) batch times; of its own, a batch at most. At the
@@ -366,11 +368,21 @@ class WaitingRoom(Generic[T]):
         return tickets
 
     def overloaded(self, now_s: float) -> bool:
-        """A queue stands in some class, even for those of it who wait least, or a share of every tenant's calls is
-        refused for its length: a sign to shed by cohort (`cohorts.py`). One tenant's backlog beside others that hardly
-        wait is none.
+        """A queue stands in some class, even for those of it who wait least: a sign to shed by cohort
+        (`cohorts.py`). One tenant's backlog beside others that hardly wait is none.
         """
-        return any(level.guard.overloaded(now_s) or level.turned_away.overloaded(now_s) for level in self._levels)
+        return any(level.guard.overloaded(now_s) for level in self._levels)
+
+    def refused_share(self, now_s: float) -> float:
+        """Of the class of which most are, the share of every tenant's calls that is refused for what is ahead of them:
+        another such sign, which no queue shows that is kept short.
+        """
+        return max(level.turned_away.share(now_s) for level in self._levels)
+
+    def served_at_once(self, criticality: int, tenant: str, now_s: float) -> None:
+        """A call found a free slot."""
+        level = self._levels[criticality]
+        level.turned_away.note(tenant, False, now_s, level.guard.interval_s)
 
     def settle_s(self) -> float:
         """How long it may take until `overloaded` tells of a change: the interval in which it comes is spoilt, the next

@@ -276,7 +276,7 @@ def _refused(call: Call, admission: Admission, why: Why, wait_s: float) -> Gatew
     retry_after_s = max(RETRY_AFTER_MIN_S, wait_s)
     if why in ("cohort", "standing_queue", "beyond_objective"):
         if why != "cohort" or call.explain:  # of cohorts there are many, and their records are to be cheap
-            saw = {"wait_s": round(wait_s, 6), "behind_s": round(admission.pacer.behind_s, 6)}
+            saw = {"wait_s": round(wait_s, 6), "round_s": round(admission.pacer.worst_s, 6)}
             call.trail.note("admission", why, {**saw, "waiting": admission.waiting, "slots": admission.limit})
         return GatewayError(
             Reason.SHED,

@@ -38,7 +38,7 @@ def test_a_replica_has_its_share_of_the_pace() -> None:
     told(pacer, 0.1, times=60)
     whole = pacer.pace(16, 1.0)
     own = pacer.pace_of(4, 1.0)
-    assert own == Pace(2, whole.batch_s, whole.service_s, whole.need_s, whole.behind_s)
+    assert own == Pace(2, whole.batch_s, whole.service_s, whole.need_s, whole.worst_s)
     assert pacer.pace_of(1, 1.0).instances == 1
     assert pacer.pace(16, 1.0) is whole
 
@@ -127,7 +127,7 @@ def test_a_round_is_what_was_seen_when_replicas_were_filled() -> None:
     pace = subject.pace(16, 203.0)
     assert pace.batch_s == pytest.approx(0.06)
     assert pace.need_s < 0.03, "what a call needs is what calls need now"
-    assert pace.behind_s == pytest.approx(0.18)
+    assert pace.worst_s == pytest.approx(0.06)
 
 
 def test_until_replicas_have_been_filled_a_round_is_what_is_seen() -> None:
@@ -135,3 +135,7 @@ def test_until_replicas_have_been_filled_a_round_is_what_is_seen() -> None:
     for number in range(200):
         subject.answered(0.02, 1, 16, number / 100)
     assert subject.pace(16, 2.0).batch_s == pytest.approx(0.02)
+    assert subject.pace(16, 2.0).worst_s == pytest.approx(0.02)
+    subject.batch_max = 8
+    assert subject.pace(32, 2.0).worst_s == pytest.approx(0.16), "a batch of eight takes no longer than eight of one"
+    assert subject.pace(32, 2.0).batch_s == pytest.approx(0.02)

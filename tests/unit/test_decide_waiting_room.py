@@ -408,7 +408,7 @@ def test_how_long_pinned_calls_wait_says_nothing_about_the_queue() -> None:
     assert not subject.overloaded(1.0)
 
 
-WITHIN = Pace(instances=2, batch_s=0.02, service_s=0.04, need_s=0.03, behind_s=0.06)
+WITHIN = Pace(instances=2, batch_s=0.02, service_s=0.04, need_s=0.03, worst_s=0.02)
 
 
 def let_in(objective_s: float, *, rank: int = 1, pinned: str = "", pace: Pace = WITHIN) -> int:
@@ -431,6 +431,12 @@ def test_no_more_wait_than_can_be_answered_within_the_objective() -> None:
     assert let_in(10.0) == 100
     assert let_in(0.0) == 100, "nothing is promised"
     assert let_in(0.06 + 0.02, pace=UNKNOWN) == 100, "nothing is known"
+
+
+def test_before_a_full_batch_was_seen_the_worst_is_thought_of_it() -> None:
+    worst = Pace(instances=2, batch_s=0.02, service_s=0.04, need_s=0.03, worst_s=0.16)
+    assert let_in(0.06 + 0.02, pace=worst) == 8, "half a round, whatever it takes"
+    assert let_in(3 * 0.16 + 0.32, pace=worst) == 32
 
 
 def test_where_the_objective_cannot_be_met_half_a_round_may_wait() -> None:
@@ -466,15 +472,16 @@ def test_a_large_call_may_wait_for_as_long_as_it_takes() -> None:
     assert subject.offer(large, 0.0, WITHIN).why == "waits"
 
 
-def test_what_is_refused_for_the_objective_is_a_sign_of_overload() -> None:
+def test_the_share_that_is_refused_for_the_objective_is_told() -> None:
     subject = WaitingRoom[RoomTicket](1000, objective_s=0.08)
     fill(subject, 16)
-    assert not subject.overloaded(0.0)
+    for _ in range(14):
+        subject.served_at_once(1, "", 0.0)
     for _ in range(10):
         subject.offer(ticket(), 0.0, WITHIN)
-    assert not subject.overloaded(0.0)
-    assert subject.overloaded(0.11)
-    assert not subject.overloaded(0.25), "nobody has come for an interval"
+    assert subject.refused_share(0.0) == 0.0
+    assert subject.refused_share(0.11) == pytest.approx(10 / 40)
+    assert subject.refused_share(0.25) == 0.0, "nobody has come for an interval"
 
 
 def test_nobody_is_dropped_for_a_wait_that_leaves_the_objective_within_reach() -> None:
