@@ -54,8 +54,7 @@ _ALL = LEVELS - 1
 _OK, _RECORD, _LOWER_BOUND = Outcome.OK, Latency.RECORD, Latency.LOWER_BOUND
 _SUCCESS, _FAILURE = Verdict.SUCCESS, Verdict.FAILURE
 
-TELL_S = 1.0
-"""How often the breakers are told what is slow."""
+TELL_S = 1.0  # how often the breakers are told what is slow
 
 
 class Admission:
