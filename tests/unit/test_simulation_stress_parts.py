@@ -135,8 +135,8 @@ def found(*calls: Ended, executions: tuple[Execution, ...] = (), wrong: tuple[st
 
 
 def test_a_sound_run_breaks_nothing() -> None:
-    before = Execution(1, "reads/2", 2.2, 0.01, 1)
-    assert found(ended(1), ended(2, at_s=2.2, to=1), ended(3, at_s=3.3, to=1), executions=(before,)) == ""
+    before = Execution(1, "reads/2", 2.4, 0.01, 1)
+    assert found(ended(1), ended(2, at_s=2.4, to=1), ended(3, at_s=3.6, to=1), executions=(before,)) == ""
 
 
 def test_each_thing_that_must_never_happen_is_found() -> None:
