@@ -87,8 +87,8 @@ arrivals, other chance in the fleet and in the gateway. It plays the seconds of 
 allows nothing at all (`max: 0`) is asked of each seed, and so is that every call ends once, in its time, and leaves
 nothing behind. A seed in which that did not hold is named with the command that runs it again. The gateway takes no
 time there, for a virtual clock stands still while code runs: CPU is not judged, and latencies are those of waiting and
-of the model alone. All rows with a thousand seeds take about three quarters of an hour on two CPUs; exit codes: 0 all
-checks kept, 1 one missed, 2 wrong usage.""",
+of the model alone. All rows with a thousand seeds take about forty minutes on two CPUs that are free; exit codes: 0
+all checks kept, 1 one missed, 2 wrong usage.""",
     "protections": """\
 There is no verdict: no cost has a limit of its own, and the whole is judged by `compare`. A protection that this
 gateway does not have yet is named and left out. A cost whose interval goes below 0 is less than what can be measured

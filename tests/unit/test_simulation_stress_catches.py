@@ -11,8 +11,10 @@ import pytest
 
 from gateway.core.call import Call
 from gateway.core.errors import Reason
+from gateway.core.permit import Permit
 from gateway.core.reply import Reply
 from gateway.core.snapshot import ReplicaState
+from gateway.decide.admission import Admission
 from gateway.decide.attempt_budget import AttemptBudget
 from gateway.decide.balance import Balance
 from gateway.decide.hedge import HedgeSettings
@@ -20,6 +22,7 @@ from gateway.decide.tuning import Tuning
 from gateway.fleet.prober import Prober
 from gateway.fleet.replica import Replica
 from gateway.layers.deadline import DeadlineLayer
+from gateway.layers.record import RecordLayer
 from load.scenario import LoadedScenario
 from load.scenario_schema import Baseline
 from load.sluice import merged
@@ -195,3 +198,29 @@ def test_expired_work_is_seen() -> None:
         measured("expired", "expired_work_share", with_policy("expired", {"admission": {"slots_per_replica": CROWD}}))
         > 0.01
     )
+
+
+def test_a_call_with_two_records_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = RecordLayer._end
+
+    def twice(self: RecordLayer, call: Call, *rest: Any) -> None:
+        sound(self, call, *rest)
+        if call.request_id.endswith("-7"):
+            sound(self, call, *rest)
+
+    monkeypatch.setattr(RecordLayer, "_end", twice)
+    assert "calls have ended, and there are" in said("expired")
+
+
+def test_a_slot_that_is_not_given_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Admission.give_back
+    leaked: list[Permit] = []
+
+    def leaky(self: Admission, permit: Permit, now_s: float) -> None:
+        if leaked:
+            sound(self, permit, now_s)
+        else:
+            leaked.append(permit)
+
+    monkeypatch.setattr(Admission, "give_back", leaky)
+    assert "left behind: accel 1: 1 permits" in said("expired")

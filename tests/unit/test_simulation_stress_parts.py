@@ -123,11 +123,11 @@ def ended(number: int, *, at_s: float = 0.5, took_s: float = 0.01, error: str = 
     return Ended(number, 0, at_s, took_s, error, "", (sent,))
 
 
-def played(*calls: Ended, executions: tuple[Execution, ...] = (), wrong: tuple[str, ...] = ()) -> Played:
-    ends: dict[int, int] = {}
-    for each in calls:
-        ends[each.number] = ends.get(each.number, 0) + 1
-    return Played(1, list(calls), ends, list(executions), [], 100.0, REPLICAS, list(wrong))
+def played(
+    *calls: Ended, executions: tuple[Execution, ...] = (), wrong: tuple[str, ...] = (), made: int | None = None
+) -> Played:
+    made = max(each.number for each in calls) if made is None else made
+    return Played(1, list(calls), made, list(executions), [], 100.0, REPLICAS, list(wrong))
 
 
 def found(*calls: Ended, executions: tuple[Execution, ...] = (), wrong: tuple[str, ...] = ()) -> str:
@@ -135,12 +135,13 @@ def found(*calls: Ended, executions: tuple[Execution, ...] = (), wrong: tuple[st
 
 
 def test_a_sound_run_breaks_nothing() -> None:
-    before = Execution(1, "reads/2", 2.2, 0.01, 1)
-    assert found(ended(1), ended(2, at_s=2.2, to=1), ended(3, at_s=3.3, to=1), executions=(before,)) == ""
+    before = Execution(1, "reads/2", 2.4, 0.01, 1)
+    assert found(ended(1), ended(2, at_s=2.4, to=1), ended(3, at_s=3.6, to=1), executions=(before,)) == ""
 
 
 def test_each_thing_that_must_never_happen_is_found() -> None:
     assert "call 1 has ended 2 times" in found(ended(1), ended(1))
+    assert list(broken(KILL, played(ended(1), made=2))) == ["call 2 has ended 0 times"]
     assert "1 calls have ended after their deadline: call 1 of 0.500 s" in found(ended(1, took_s=1.01))
     assert "no client sees an error: 1 calls: call 2" in found(ended(1), ended(2, error="code UNAVAILABLE"))
     assert "no wrong answer: 1 calls" in found(ended(1, error="wrong answer"))

@@ -52,10 +52,8 @@ class Callers:
         self._service, self._clock, self._loop = service, clock, loop
         self._inputs = [AccelInputs(work=each.work, label=each.name) for each in self._traffic]
         self._classes = [None if each.priority is None else CLASS_OF[each.priority] for each in self._traffic]
-        self._made = 0
+        self.made = 0
         self.ended: list[Ended] = []
-        self.ends: dict[int, int] = {}
-        """How often each call has ended, by its number."""
 
     async def come(self, arrivals: Iterator[Arrival], start_s: float) -> None:
         """Open loop: each is sent at its time from `start_s` on, whatever became of those before. Returns when all have
@@ -92,8 +90,8 @@ class Callers:
         await asyncio.gather(*(one() for _ in range(callers)))
 
     async def _one(self, traffic: int, start_s: float) -> Ended:
-        self._made += 1
-        number, spec, now_s = self._made, self._traffic[traffic], self._clock.now_s
+        self.made += 1
+        number, spec, now_s = self.made, self._traffic[traffic], self._clock.now_s
         message = self._inputs[traffic].grpc_message(number)
         sent_s = now_s()
         call = Call(
@@ -109,7 +107,6 @@ class Callers:
             priority=self._classes[traffic],
         )
         error, text = await self._sent(call, spec, message)
-        self.ends[number] = self.ends.get(number, 0) + 1
         ended = Ended(number, traffic, sent_s - start_s, now_s() - sent_s, error, text, tuple(call.trail.attempts))
         self.ended.append(ended)
         return ended

@@ -36,7 +36,8 @@ class Played:
     seed: int
     ended: list[Ended]
     """Every call, those of the warm-up (with negative offsets) included."""
-    ends: dict[int, int]
+    made: int
+    """Calls, which have the numbers from 1 on."""
     executions: list[Execution]
     spans: list[Span]
     start_s: float
@@ -147,12 +148,12 @@ async def _played(
     faults.schedule(start_s, loop)
     callers = Callers(scenario, house.service, clock, loop)
     await act(callers, start_s)
-    wrong = await house.stop(len(callers.ended))
+    wrong = await house.stop(callers.made)
     await asyncio.sleep(4 * LATENCY_S)
     if network.open_calls:
         wrong.append(f"{network.open_calls} upstream calls are still out after the shutdown")
     addresses = tuple(f"{POOL}/{each}" for each in setting.machines)
-    return Played(seed, callers.ended, callers.ends, executions, faults.spans, start_s, addresses, wrong)
+    return Played(seed, callers.ended, callers.made, executions, faults.spans, start_s, addresses, wrong)
 
 
 def _log(
