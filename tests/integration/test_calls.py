@@ -170,7 +170,10 @@ async def test_a_full_waiting_place_refuses_at_once_with_a_hint(bounded: Gateway
         results = [await blocker, *await asyncio.gather(*send)]
     refused = [(headers, body) for status, headers, body in results if status == 503]
     assert refused, "20 slots and 4 places cannot take 65 calls at once"
-    assert all(headers["x-sluice-reason"] == "queue_full" for headers, _ in refused)
+    reasons = {headers["x-sluice-reason"] for headers, _ in refused}
+    assert "queue_full" in reasons
+    # Of those that a busy machine sends after the first have ended some may be told that they would wait too long.
+    assert reasons <= {"queue_full", "shed"}
     assert all(int(headers["retry-after"]) >= 1 for headers, _ in refused)
     assert len([status for status, _, _ in results if status == 200]) == 65 - len(refused)
 

@@ -426,12 +426,13 @@ async def test_a_cancelled_call_leaves_tritons_queue_and_never_runs(server: Trit
             after = await client.scrape(5.0)
         await client.infer(request("accel"), (), 20.0)
         cancelled = ran = 0.0
-        while ran + cancelled < 4:  # an answer may come before it is counted
+        while ran < 2 or not cancelled:  # an answer may come before it is counted
             after = await client.scrape(5.0)
             cancelled = _cancelled(after) - _cancelled(before)
             ran = _metric(after, "nv_inference_count") - _metric(before, "nv_inference_count")
-        assert cancelled >= 1, "at least one of them was still in the queue"
-        assert ran + cancelled == 4, "what was cancelled did not run"
+        # On a busy machine one of the two may have been cancelled before it was sent.
+        assert cancelled <= 2, "nobody else was cancelled"
+        assert ran == 2, "what was cancelled did not run"
 
 
 # --- the directory --------------------------------------------------------------------------------------------------
