@@ -105,11 +105,9 @@ def test_a_free_slot_beside_a_queue_is_found(monkeypatch: pytest.MonkeyPatch) ->
     sound = Admission.give_back
 
     def lazy(self: Admission, permit: Permit, now_s: float) -> None:
-        serve, self._serve = self._serve, lambda now_s: None  # type: ignore[method-assign]
-        try:
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(Admission, "_serve", lambda self, now_s: None)
             sound(self, permit, now_s)
-        finally:
-            self._serve = serve  # type: ignore[method-assign]
 
     monkeypatch.setattr(Admission, "give_back", lazy)
     assert finds("calls wait although a slot is free", SEEDS, SmallHouse)
