@@ -188,7 +188,8 @@ def test_answers_after_the_deadline_are_seen(monkeypatch: pytest.MonkeyPatch) ->
         return await sound(self, call)
 
     monkeypatch.setattr(DeadlineLayer, "send", generous)
-    text = said("expired", with_policy("expired", {"deadline": {"default_ms": 2000, "max_ms": 2000}}))
+    slack = {"deadline": {"default_ms": 2000, "max_ms": 2000}, "objective": {"p99_ms": 2000}}
+    text = said("expired", with_policy("expired", slack))
     assert "calls have ended after their deadline" in text
     assert "no answer after its deadline" in text
 
