@@ -218,7 +218,7 @@ class Admission:
             ticket.permit = permit = self._grant(replica, now_s, ticket)
             return Granted(permit)
         ahead = self._room.waiting
-        offered = self._room.offer(ticket, now_s, pace)
+        offered = self._room.offer(ticket, now_s, pace, self.limit - self.in_flight if now_s < self.kept.until_s else 0)
         if offered.pushed_out is not None:
             self._refuse(offered.pushed_out, "pushed_out")
         if offered.why != "waits":

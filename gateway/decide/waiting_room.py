@@ -137,9 +137,10 @@ class WaitingRoom(Generic[T]):
         self._withdrawn = 0
         self._refused: dict[str, int] = dict.fromkeys(WORDS, 0)
 
-    def offer(self, ticket: T, now_s: float, pace: Pace) -> Offered[T]:
-        """A call for which no slot is free. Call `expire` before, or it may be refused for a place that is held by one
-        without hope. O(log n); O(LINES) if somebody is pushed out or the ticket is pinned. Raises ValueError for a
+    def offer(self, ticket: T, now_s: float, pace: Pace, kept: int = 0) -> Offered[T]:
+        """A call for which no slot is free, or only some that are `kept` for others for a moment: who waits for these
+        is as near to its turn as if it had one. Call `expire` before, or it may be refused for a place that is held by
+        one without hope. O(log n); O(LINES) if somebody is pushed out or the ticket is pinned. Raises ValueError for a
         ticket that waits already, a class that there is not, a deadline or cost that is not finite, a cost below 0.
         """
         if ticket.line is not None:
@@ -158,7 +159,7 @@ class WaitingRoom(Generic[T]):
             self._refused["infeasible"] += 1
             return Offered("infeasible", wait_s)
         bound = not (ticket.pinned or ticket.admitted)
-        beyond = bound and ticket.criticality > 0 and self._beyond_objective(ticket, ahead_ns, pace)
+        beyond = bound and ticket.criticality > 0 and self._beyond_objective(ticket, ahead_ns, pace, kept)
         if bound:
             level.turned_away.note(ticket.tenant, beyond, now_s, level.guard.interval_s)
         if beyond:
@@ -182,7 +183,7 @@ class WaitingRoom(Generic[T]):
             self._earliest_s = ticket.deadline_s
         return Offered("waits", wait_s, victim)
 
-    def _beyond_objective(self, ticket: T, ahead_ns: int, pace: Pace) -> bool:
+    def _beyond_objective(self, ticket: T, ahead_ns: int, pace: Pace, kept: int) -> bool:
         """Whether what is ahead of it takes too long. Half a round may always wait, lest a model whose objective cannot
         be met serves less than it can; and a large call as long as it takes itself.
         """
@@ -190,7 +191,8 @@ class WaitingRoom(Generic[T]):
             return False
         spare_s = self._objective_s - max(BEHIND * pace.worst_s, ticket.least_s)
         bound_s = max(spare_s, pace.worst_s / 2, ticket.least_s if ticket.work > 1.0 else 0.0)
-        return ahead_ns / (pace.instances * NS) * pace.worst_s / pace.batch_s > bound_s - 1e-9
+        ahead_s = max(0.0, ahead_ns / NS - kept * pace.batch_s) / pace.instances
+        return ahead_s * pace.worst_s / pace.batch_s > bound_s - 1e-9
 
     def _wait_s(self, ticket: T, ahead_ns: int, pace: Pace) -> float:
         """ceil(work ahead and its own / work of one round of batches) batch times; of its own, a batch at most. At the

@@ -464,6 +464,19 @@ def fill(subject: Room, count: int) -> None:
         assert subject.offer(ticket(), 0.0, WITHIN).why == "waits"
 
 
+def test_slots_that_are_kept_for_others_for_a_moment_are_no_wait() -> None:
+    subject = WaitingRoom[RoomTicket](1000, objective_s=0.001)
+    for number in range(100):
+        if subject.offer(ticket(), 0.0, PACE_OF_ONE, kept=5).why != "waits":
+            assert number == 6, "five that have a slot as good as taken, and half a round of two"
+            return
+    raise AssertionError("nobody was refused")
+
+
+PACE_OF_ONE = Pace(instances=2, batch_s=COST_S, service_s=0.04, need_s=0.03, worst_s=COST_S)
+"""Calls that take a round by themselves, two at a time."""
+
+
 def test_a_large_call_may_wait_for_as_long_as_it_takes() -> None:
     subject = WaitingRoom[RoomTicket](1000, objective_s=0.08)
     fill(subject, 16)
